@@ -1,0 +1,354 @@
+#include "gguf_header.h"
+
+#include "ggml.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <set>
+
+namespace gguf_flash::format {
+
+namespace {
+
+constexpr uint32_t type_string = 8;
+constexpr uint32_t type_array  = 9;
+constexpr uint64_t max_name    = 1 << 16;
+
+// Bytes of a scalar gguf type, 0 for string, array and unknown types.
+uint64_t scalar_bytes(uint32_t type) {
+    static const uint64_t sizes[] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8 };
+    return type < 13 ? sizes[type] : 0;
+}
+
+double scalar_value(uint32_t type, const unsigned char * p) {
+    auto as = [p](auto zero) {
+        decltype(zero) v;
+        std::memcpy(&v, p, sizeof(v));
+        return double(v);
+    };
+    switch (type) {
+        case 0:  return as(uint8_t(0));
+        case 1:  return as(int8_t(0));
+        case 2:  return as(uint16_t(0));
+        case 3:  return as(int16_t(0));
+        case 4:  return as(uint32_t(0));
+        case 5:  return as(int32_t(0));
+        case 6:  return as(float(0));
+        case 7:  return p[0] != 0;
+        case 10: return as(uint64_t(0));
+        case 11: return as(int64_t(0));
+        default: return as(double(0));
+    }
+}
+
+// Sequential reader that knows the file's size, so that a length field can never ask for more than
+// the file holds.
+class Cursor {
+public:
+    Cursor(std::FILE * file, uint64_t size) : file_(file), size_(size) {}
+
+    uint64_t position() const { return position_; }
+    uint64_t left() const { return size_ - position_; }
+
+    bool bytes(void * to, uint64_t n) {
+        if (n > left() || std::fread(to, 1, n, file_) != n) {
+            return false;
+        }
+        position_ += n;
+        return true;
+    }
+    template <typename T> bool get(T & value) { return bytes(&value, sizeof(T)); }
+    bool skip(uint64_t n) {
+        if (n > left() || fseeko(file_, off_t(n), SEEK_CUR) != 0) {
+            return false;
+        }
+        position_ += n;
+        return true;
+    }
+    bool string(std::string & to, uint64_t limit) {
+        uint64_t n = 0;
+        if (!get(n) || n > left() || n > limit) {
+            return false;
+        }
+        to.resize(n);
+        return bytes(&to[0], n);
+    }
+
+private:
+    std::FILE * file_;
+    uint64_t    size_;
+    uint64_t    position_ = 0;
+};
+
+bool read_scalar(Cursor & in, Value & value) {
+    unsigned char raw[8];
+    const uint64_t n = scalar_bytes(value.type);
+    if (n == 0 || !in.bytes(raw, n)) {
+        return false;
+    }
+    value.numbers.push_back(scalar_value(value.type, raw));
+    return true;
+}
+
+bool read_array(Cursor & in, Value & value, bool keep) {
+    if (!in.get(value.array_type) || !in.get(value.count)) {
+        return false;
+    }
+    const uint64_t n = scalar_bytes(value.array_type);
+    if (n == 0 && value.array_type != type_string) {
+        return false; // an array of arrays, or an unknown type
+    }
+    if (value.count > in.left() / std::max<uint64_t>(n, n == 0 ? 8 : 1)) {
+        return false;
+    }
+    if (n != 0 && !keep) {
+        return in.skip(n * value.count);
+    }
+    std::string item;
+    unsigned char raw[8];
+    for (uint64_t i = 0; i < value.count; ++i) {
+        if (n != 0) {
+            if (!in.bytes(raw, n)) {
+                return false;
+            }
+            value.numbers.push_back(scalar_value(value.array_type, raw));
+        } else if (keep) {
+            if (!in.string(item, max_name)) {
+                return false;
+            }
+            value.strings.push_back(item);
+        } else {
+            uint64_t length = 0;
+            if (!in.get(length) || !in.skip(length)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+bool read_value(Cursor & in, Value & value, bool keep) {
+    if (!in.get(value.type)) {
+        return false;
+    }
+    if (value.type == type_array) {
+        return read_array(in, value, keep);
+    }
+    if (value.type != type_string) {
+        return read_scalar(in, value);
+    }
+    uint64_t length = 0;
+    if (!in.get(length) || length > in.left()) {
+        return false;
+    }
+    if (!keep) {
+        return in.skip(length);
+    }
+    value.strings.emplace_back(length, '\0');
+    return in.bytes(&value.strings.back()[0], length);
+}
+
+// Values the engine reads. A tokenizer's arrays and chat templates are skipped unread.
+bool keep(const std::string & key) {
+    return (key.rfind("flash_ffn.", 0) == 0 && key != "flash_ffn.pad") || key == "general.architecture";
+}
+
+// Bytes of a tensor, or false when the type is unknown, a row is not whole blocks, or it overflows.
+bool tensor_bytes(const TensorInfo & info, uint64_t & bytes) {
+    if (info.type >= GGML_TYPE_COUNT || ggml_blck_size(ggml_type(info.type)) <= 0 ||
+        ggml_type_size(ggml_type(info.type)) == 0) {
+        return false;
+    }
+    const uint64_t block = uint64_t(ggml_blck_size(ggml_type(info.type)));
+    if (info.ne.empty() || info.ne[0] % block != 0) {
+        return false;
+    }
+    bytes = info.ne[0] / block;
+    if (__builtin_mul_overflow(bytes, uint64_t(ggml_type_size(ggml_type(info.type))), &bytes)) {
+        return false;
+    }
+    for (size_t d = 1; d < info.ne.size(); ++d) {
+        if (__builtin_mul_overflow(bytes, info.ne[d], &bytes)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool read_tensor_info(Cursor & in, TensorInfo & info) {
+    uint32_t n_dims = 0;
+    if (!in.string(info.name, max_name) || !in.get(n_dims) || n_dims == 0 || n_dims > 4) {
+        return false;
+    }
+    info.ne.resize(n_dims);
+    for (uint64_t & n : info.ne) {
+        if (!in.get(n)) {
+            return false;
+        }
+    }
+    return in.get(info.type) && in.get(info.offset);
+}
+
+class HeaderReader {
+public:
+    HeaderReader(Cursor in, std::string label, uint64_t size)
+        : in_(in), label_(std::move(label)) { header_.file_size = size; }
+
+    Result<Header> run() {
+        for (auto step : { &HeaderReader::start, &HeaderReader::keys, &HeaderReader::tensors,
+                           &HeaderReader::places, &HeaderReader::overlaps }) {
+            Status status = (this->*step)();
+            if (!status.ok()) {
+                return status;
+            }
+        }
+        return std::move(header_);
+    }
+
+private:
+    Status corrupt(const std::string & what) const {
+        return { Code::corrupt, "cannot read '" + label_ + "': " + what };
+    }
+    Status truncated(const std::string & where) const {
+        return corrupt("the header ends or has an impossible length in " + where + " at byte " +
+                       std::to_string(in_.position()) + " of " + std::to_string(header_.file_size) +
+                       "; the file is truncated or damaged, copy or convert it again (SPEC R3)");
+    }
+
+    Status start() {
+        char     magic[4] = {};
+        uint32_t version  = 0;
+        if (!in_.get(magic) || std::memcmp(magic, "GGUF", 4) != 0) {
+            return { Code::not_flash, "'" + label_ + "' is not a GGUF file: it does not start with the bytes "
+                                      "'GGUF'; give a file made by gguf-flash convert (SPEC R1)" };
+        }
+        if (!in_.get(version)) {
+            return truncated("the version");
+        }
+        if (version != 3) {
+            return corrupt("GGUF version 3 expected, found " + std::to_string(version) +
+                           "; convert the model again (SPEC R2)");
+        }
+        if (!in_.get(n_tensors_) || !in_.get(n_keys_)) {
+            return truncated("the counts");
+        }
+        // A key takes 13 bytes at least and a tensor info 33.
+        if (n_keys_ > in_.left() / 13 || n_tensors_ > in_.left() / 33) {
+            return truncated("the counts (" + std::to_string(n_tensors_) + " tensors, " + std::to_string(n_keys_) +
+                             " keys)");
+        }
+        return {};
+    }
+
+    Status keys() {
+        for (uint64_t i = 0; i < n_keys_; ++i) {
+            std::string key;
+            Value       value;
+            if (!in_.string(key, max_name) || !read_value(in_, value, keep(key))) {
+                return truncated("key " + std::to_string(i) + " '" + key.substr(0, 80) + "'");
+            }
+            if (!header_.keys.emplace(key, std::move(value)).second) {
+                return corrupt("key '" + key + "' appears twice; convert the model again (SPEC R20)");
+            }
+        }
+        const Value * alignment = header_.find("general.alignment");
+        if (alignment != nullptr) {
+            const double a = alignment->is_integer() ? alignment->numbers[0] : 0;
+            header_.alignment = a >= 1 && a <= (1 << 20) ? uint64_t(a) : 0;
+            if (header_.alignment == 0 || (header_.alignment & (header_.alignment - 1)) != 0) {
+                return corrupt("general.alignment is not a power of two; convert the model again (SPEC R6)");
+            }
+        }
+        return {};
+    }
+
+    Status tensors() {
+        header_.tensors.resize(n_tensors_);
+        std::set<std::string> names;
+        for (TensorInfo & info : header_.tensors) {
+            if (!read_tensor_info(in_, info)) {
+                return truncated("tensor info '" + info.name.substr(0, 80) + "'");
+            }
+            if (!names.insert(info.name).second) {
+                return corrupt("tensor '" + info.name + "' appears twice; convert the model again (SPEC R20)");
+            }
+        }
+        header_.data_offset = (in_.position() + header_.alignment - 1) / header_.alignment * header_.alignment;
+        return {};
+    }
+
+    Status places() {
+        for (TensorInfo & info : header_.tensors) {
+            if (!tensor_bytes(info, info.bytes)) {
+                return corrupt("tensor '" + info.name + "' has type " + std::to_string(info.type) +
+                               " or a shape this build does not know; convert the model again (SPEC R10)");
+            }
+            if (info.offset % header_.alignment != 0) {
+                return corrupt("tensor '" + info.name + "' starts at " + std::to_string(info.offset) +
+                               ", not a multiple of " + std::to_string(header_.alignment) + " (SPEC R16)");
+            }
+            uint64_t end = 0;
+            if (__builtin_add_overflow(info.offset, header_.data_offset, &info.offset) ||
+                __builtin_add_overflow(info.offset, info.bytes, &end) || end > header_.file_size) {
+                return corrupt("tensor '" + info.name + "' needs bytes up to " + std::to_string(end) +
+                               " but the file has " + std::to_string(header_.file_size) +
+                               "; it is truncated, copy or convert it again (SPEC R15)");
+            }
+        }
+        return {};
+    }
+
+    Status overlaps() {
+        std::vector<const TensorInfo *> order;
+        for (const TensorInfo & info : header_.tensors) {
+            order.push_back(&info);
+        }
+        std::sort(order.begin(), order.end(),
+                  [](const TensorInfo * a, const TensorInfo * b) { return a->offset < b->offset; });
+        for (size_t i = 1; i < order.size(); ++i) {
+            if (order[i - 1]->offset + order[i - 1]->bytes > order[i]->offset) {
+                return corrupt("tensor '" + order[i - 1]->name + "' overlaps '" + order[i]->name +
+                               "'; convert the model again (SPEC R16)");
+            }
+        }
+        return {};
+    }
+
+    Cursor      in_;
+    std::string label_;
+    uint64_t    n_tensors_ = 0;
+    uint64_t    n_keys_ = 0;
+    Header      header_;
+};
+
+} // namespace
+
+bool Value::is_array_of(bool want_strings) const {
+    return type == type_array && (array_type == type_string) == want_strings;
+}
+
+const Value * Header::find(const std::string & key) const {
+    auto it = keys.find(key);
+    return it == keys.end() ? nullptr : &it->second;
+}
+
+Result<Header> read_header(const std::string & path, const std::string & label) {
+    std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
+    if (!file) {
+        return Status(Code::io, "cannot open '" + label + "': " + std::strerror(errno));
+    }
+    if (fseeko(file.get(), 0, SEEK_END) != 0) {
+        return Status(Code::io, "cannot seek in '" + label + "': " + std::strerror(errno));
+    }
+    const off_t size = ftello(file.get());
+    std::rewind(file.get());
+    if (size < 0) {
+        return Status(Code::io, "cannot read the size of '" + label + "': " + std::strerror(errno));
+    }
+    return HeaderReader(Cursor(file.get(), uint64_t(size)), label, uint64_t(size)).run();
+}
+
+} // namespace gguf_flash::format

@@ -1,0 +1,363 @@
+#include "gguf_flash/layout.h"
+
+#include "ggml.h"
+#include "gguf_header.h"
+
+#include <cmath>
+#include <cstdio>
+#include <set>
+
+namespace gguf_flash {
+
+namespace {
+
+using format::Header;
+using format::TensorInfo;
+using format::Value;
+
+constexpr uint64_t part_align = 32; // parts start here, for vector loads
+
+uint64_t round_up(uint64_t n, uint64_t to) {
+    return (n + to - 1) / to * to;
+}
+
+std::string bundle_name(uint32_t layer) {
+    return "blk." + std::to_string(layer) + ".ffn_bundle.weight";
+}
+
+// Turns the headers of one file, or of a split set, into a Layout; one method per group of rules.
+class LayoutReader {
+public:
+    LayoutReader(std::string label, std::vector<Header> headers)
+        : label_(std::move(label)), headers_(std::move(headers)) {}
+
+    Result<Layout> run() {
+        for (auto step : { &LayoutReader::version, &LayoutReader::splits, &LayoutReader::scalars,
+                           &LayoutReader::listed_layers, &LayoutReader::parts, &LayoutReader::tensors,
+                           &LayoutReader::types, &LayoutReader::bundles, &LayoutReader::thresholds,
+                           &LayoutReader::dense_matrices }) {
+            Status status = (this->*step)();
+            if (!status.ok()) {
+                return status;
+            }
+        }
+        return std::move(out_);
+    }
+
+private:
+    Status bad(Code code, const std::string & what, int rule) const {
+        return { code, "cannot use '" + label_ + "': " + what + " (SPEC R" + std::to_string(rule) + ")" };
+    }
+    Status corrupt(const std::string & what, int rule) const {
+        return bad(Code::corrupt, what + "; convert the model again", rule);
+    }
+    const Value * find(const std::string & key) const { return headers_[0].find(key); }
+
+    Status integer(const std::string & key, uint64_t max, uint64_t & value) const {
+        const Value * v = find(key);
+        if (v == nullptr || !v->is_integer() || v->numbers[0] < 0 || v->numbers[0] > double(max)) {
+            return corrupt("key '" + key + "' is missing or not an integer from 0 to " + std::to_string(max), 6);
+        }
+        value = uint64_t(v->numbers[0]);
+        return {};
+    }
+    Status boolean(const std::string & key, bool & value) const {
+        const Value * v = find(key);
+        if (v == nullptr || !v->is_bool()) {
+            return corrupt("key '" + key + "' is missing or not a bool", 6);
+        }
+        value = v->numbers[0] != 0;
+        return {};
+    }
+
+    Status version() {
+        const Value * v = find("flash_ffn.version");
+        if (v == nullptr) {
+            return bad(Code::not_flash, "it is an ordinary GGUF without the key 'flash_ffn.version'; make a "
+                                        "flash-GGUF of it with gguf-flash convert", 4);
+        }
+        if (!v->is_integer() || v->numbers[0] != 1) {
+            const std::string found = v->is_integer() ? std::to_string(int64_t(v->numbers[0])) : "another type";
+            return bad(Code::version, "flash_ffn.version 1 expected, found " + found +
+                                      "; install a newer gguf_flash or convert the model again", 5);
+        }
+        out_.version = 1;
+        return {};
+    }
+
+    Status splits() {
+        const Value * count = find("split.count");
+        const uint64_t n = count != nullptr && count->is_integer() ? uint64_t(count->numbers[0]) : 0;
+        if (n > 1 && n != headers_.size()) {
+            return corrupt("it is one of " + std::to_string(n) + " files but " + std::to_string(headers_.size()) +
+                           " were found beside it; put all of them in one folder", 19);
+        }
+        for (size_t i = 0; n > 1 && i < headers_.size(); ++i) {
+            const Value * no = headers_[i].find("split.no");
+            if (no == nullptr || !no->is_integer() || uint64_t(no->numbers[0]) != i) {
+                return corrupt("file " + std::to_string(i + 1) + " of its split set has the wrong split.no", 19);
+            }
+        }
+        return {};
+    }
+
+    Status scalars() {
+        const Value * select = find("flash_ffn.select");
+        if (select == nullptr || !select->is_string()) {
+            return corrupt("key 'flash_ffn.select' is missing or not a string", 6);
+        }
+        const std::string & name = select->strings[0];
+        if (name != "all" && name != "gate") {
+            return bad(Code::unsupported, "selection 'all' or 'gate' expected, found '" + name.substr(0, 40) +
+                                          "'; install a newer gguf_flash", 7);
+        }
+        out_.select = name == "all" ? Select::all : Select::gate;
+        uint64_t n_embd = 0, align = 0;
+        Status   status = integer("flash_ffn.n_embd", 1 << 24, n_embd);
+        status = status.ok() ? integer("flash_ffn.bundle.align", UINT32_MAX, align) : status;
+        status = status.ok() ? boolean("flash_ffn.gated", out_.gated) : status;
+        status = status.ok() ? boolean("flash_ffn.fused", out_.fused) : status;
+        if (!status.ok()) {
+            return status;
+        }
+        if (n_embd == 0) {
+            return corrupt("flash_ffn.n_embd is 0", 6);
+        }
+        if (align < part_align || align > 65536 || (align & (align - 1)) != 0) {
+            return corrupt("flash_ffn.bundle.align is " + std::to_string(align) +
+                           ", a power of two from 32 to 65536 expected", 11);
+        }
+        out_.n_embd = uint32_t(n_embd);
+        out_.align  = uint32_t(align);
+        return activation();
+    }
+
+    Status activation() {
+        const Value * v = find("flash_ffn.activation");
+        if (v == nullptr) {
+            return {};
+        }
+        Result<Activation> parsed = parse_activation(v->is_string() ? v->strings[0] : "?");
+        if (!parsed.ok() || parsed.value() == Activation::from_graph) {
+            return bad(Code::unsupported, "activation relu, relu_sqr, silu, gelu or gelu_erf expected, found '" +
+                                          (v->is_string() ? v->strings[0].substr(0, 40) : "another type") +
+                                          "'; install a newer gguf_flash", 18);
+        }
+        out_.activation = parsed.value();
+        return {};
+    }
+
+    Status listed_layers() {
+        const Value * v = find("flash_ffn.layers");
+        if (v == nullptr || !v->is_array_of(false)) {
+            return corrupt("key 'flash_ffn.layers' is missing or not an array of integers", 6);
+        }
+        double last = -1;
+        for (double n : v->numbers) {
+            if (n <= last || n > 1e6) {
+                last = -1;
+                break;
+            }
+            last = n;
+            LayerLayout layer;
+            layer.layer = uint32_t(n);
+            out_.layers.push_back(layer);
+        }
+        if (last < 0) {
+            return corrupt("flash_ffn.layers is empty or not ascending", 8);
+        }
+        return {};
+    }
+
+    Status parts() {
+        const Value * v = find("flash_ffn.bundle.parts");
+        if (v == nullptr || !v->is_array_of(true)) {
+            return corrupt("key 'flash_ffn.bundle.parts' is missing or not an array of strings", 6);
+        }
+        parts_.clear();
+        if (out_.select == Select::all && out_.gated) {
+            parts_.push_back(Part::gate);
+        }
+        if (out_.select == Select::all || out_.gated) {
+            parts_.push_back(Part::up);
+        }
+        parts_.push_back(Part::down);
+        bool same = v->strings.size() == parts_.size() && !(out_.fused && !(out_.gated && out_.select == Select::all));
+        for (size_t i = 0; same && i < parts_.size(); ++i) {
+            same = v->strings[i] == to_string(parts_[i]);
+        }
+        if (!same) {
+            return corrupt("flash_ffn.bundle.parts does not fit flash_ffn.select, gated and fused", 9);
+        }
+        return {};
+    }
+
+    // Collects tensors of all files; bundles by layer, the rest as resident.
+    Status tensors() {
+        std::set<std::string> names;
+        bundles_.assign(out_.layers.size(), TensorPlace());
+        for (size_t f = 0; f < headers_.size(); ++f) {
+            for (const TensorInfo & info : headers_[f].tensors) {
+                if (!names.insert(info.name).second) {
+                    return corrupt("tensor '" + info.name + "' appears in two files", 20);
+                }
+                TensorPlace place{ info.name, int(info.type), info.ne, uint32_t(f), info.offset, info.bytes };
+                unsigned layer = 0;
+                int      used  = 0;
+                if (std::sscanf(info.name.c_str(), "blk.%u.ffn_bundle.weight%n", &layer, &used) != 1 ||
+                    size_t(used) != info.name.size()) {
+                    out_.resident.push_back(std::move(place));
+                    continue;
+                }
+                const LayerLayout * known = out_.find(layer);
+                if (known == nullptr || info.name != bundle_name(layer)) {
+                    return corrupt("tensor '" + info.name + "' exists but flash_ffn.layers does not list it", 12);
+                }
+                bundles_[size_t(known - out_.layers.data())] = std::move(place);
+            }
+        }
+        return {};
+    }
+
+    Status types() {
+        const Value * v = find("flash_ffn.bundle.types");
+        if (v == nullptr || !v->is_array_of(false)) {
+            return corrupt("key 'flash_ffn.bundle.types' is missing or not an array of integers", 6);
+        }
+        if (v->numbers.size() != out_.layers.size() * parts_.size()) {
+            return corrupt("flash_ffn.bundle.types has " + std::to_string(v->numbers.size()) + " values, " +
+                           std::to_string(out_.layers.size() * parts_.size()) + " expected", 10);
+        }
+        size_t i = 0;
+        for (LayerLayout & layer : out_.layers) {
+            uint64_t offset = 0;
+            for (Part part : parts_) {
+                const double t = v->numbers[i++];
+                PartLayout   p;
+                p.part = part;
+                p.type = t >= 0 && t < GGML_TYPE_COUNT ? int(t) : -1;
+                if (p.type < 0 || ggml_blck_size(ggml_type(p.type)) <= 0 || ggml_type_size(ggml_type(p.type)) == 0 ||
+                    out_.n_embd % uint64_t(ggml_blck_size(ggml_type(p.type))) != 0) {
+                    return corrupt("part '" + std::string(to_string(part)) + "' of layer " +
+                                   std::to_string(layer.layer) + " has type " + std::to_string(int64_t(t)) +
+                                   ", which is unknown or does not divide rows of " + std::to_string(out_.n_embd), 10);
+                }
+                p.bytes  = ggml_row_size(ggml_type(p.type), out_.n_embd);
+                p.offset = round_up(offset, part_align);
+                offset   = p.offset + p.bytes;
+                layer.parts.push_back(p);
+            }
+        }
+        return {};
+    }
+
+    Status bundles() {
+        for (size_t i = 0; i < out_.layers.size(); ++i) {
+            LayerLayout &       layer = out_.layers[i];
+            const TensorPlace & place = bundles_[i];
+            const std::string   name  = bundle_name(layer.layer);
+            if (place.name.empty()) {
+                return corrupt("tensor '" + name + "' is missing", 12);
+            }
+            if (place.type != GGML_TYPE_I8 || place.ne.size() != 2 || place.ne[1] == 0 || place.ne[1] > UINT32_MAX) {
+                return corrupt("tensor '" + name + "' is not a two-dimensional I8 tensor", 13);
+            }
+            const PartLayout & last = layer.parts.back();
+            if (place.ne[0] < last.offset + last.bytes || place.ne[0] % out_.align != 0) {
+                return corrupt("tensor '" + name + "' has a stride of " + std::to_string(place.ne[0]) +
+                               " bytes: its parts need " + std::to_string(last.offset + last.bytes) +
+                               " in a multiple of " + std::to_string(out_.align), 14);
+            }
+            layer.n_ff   = uint32_t(place.ne[1]);
+            layer.stride = place.ne[0];
+            layer.file   = place.file;
+            layer.offset = place.offset;
+        }
+        return {};
+    }
+
+    Status thresholds() {
+        const Value * v = find("flash_ffn.threshold");
+        if (v == nullptr) {
+            return {};
+        }
+        bool good = v->is_array_of(false) && v->numbers.size() == out_.layers.size();
+        for (size_t i = 0; good && i < out_.layers.size(); ++i) {
+            good = std::isfinite(v->numbers[i]) && v->numbers[i] >= 0;
+            out_.layers[i].threshold = float(v->numbers[i]);
+        }
+        if (!good) {
+            return corrupt("flash_ffn.threshold is not one finite number, zero or more, per layer", 18);
+        }
+        out_.has_threshold = true;
+        return {};
+    }
+
+    // What a bundle replaces must be gone; what gate mode keeps must be there.
+    Status dense_matrices() {
+        for (const LayerLayout & layer : out_.layers) {
+            const std::string block = "blk." + std::to_string(layer.layer) + ".ffn_";
+            for (Part part : { Part::gate, Part::up, Part::down }) {
+                const TensorPlace * dense = out_.tensor(block + to_string(part) + ".weight");
+                const bool deciding = out_.select == Select::gate && part == (out_.gated ? Part::gate : Part::up);
+                if (!deciding && dense != nullptr) {
+                    return corrupt("tensor '" + dense->name + "' is present beside the bundle that replaces it", 17);
+                }
+                if (deciding && (dense == nullptr || dense->ne.size() != 2 || dense->ne[0] != out_.n_embd ||
+                                 dense->ne[1] != layer.n_ff)) {
+                    return corrupt("tensor '" + block + to_string(part) + ".weight', which decides in gate mode, is "
+                                   "missing or not " + std::to_string(out_.n_embd) + " by " +
+                                   std::to_string(layer.n_ff), 17);
+                }
+            }
+        }
+        return {};
+    }
+
+    std::string              label_;
+    std::vector<Header>      headers_;
+    std::vector<Part>        parts_;
+    std::vector<TensorPlace> bundles_; // one per listed layer
+    Layout                   out_;
+};
+
+} // namespace
+
+Result<Layout> read_layout(const std::vector<std::string> & paths, const std::string & label) {
+    std::vector<Header> headers;
+    for (size_t i = 0; i < paths.size(); ++i) {
+        Result<Header> header = format::read_header(paths[i], i == 0 ? label : paths[i]);
+        if (!header.ok()) {
+            return header.status();
+        }
+        headers.push_back(std::move(header.value()));
+    }
+    if (headers.empty()) {
+        return Status(Code::argument, "no file was given; pass the path of a flash-GGUF");
+    }
+    Result<Layout> layout = LayoutReader(label, std::move(headers)).run();
+    if (layout.ok()) {
+        layout.value().files = paths;
+    }
+    return layout;
+}
+
+std::vector<std::string> split_paths(const std::string & path) {
+    // "<prefix>-00001-of-00003.gguf"
+    constexpr size_t tail = 20;
+    unsigned no = 0, count = 0;
+    int      used = 0;
+    if (path.size() <= tail || std::sscanf(path.c_str() + path.size() - tail, "-%5u-of-%5u.gguf%n", &no, &count,
+                                           &used) != 2 || size_t(used) != tail || no != 1 || count < 2) {
+        return { path };
+    }
+    std::vector<std::string> paths;
+    for (unsigned i = 1; i <= count; ++i) {
+        char name[32];
+        std::snprintf(name, sizeof(name), "-%05u-of-%05u.gguf", i, count);
+        paths.push_back(path.substr(0, path.size() - tail) + name);
+    }
+    return paths;
+}
+
+} // namespace gguf_flash

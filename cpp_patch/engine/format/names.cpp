@@ -1,0 +1,72 @@
+#include "gguf_flash/layout.h"
+
+namespace gguf_flash {
+
+const char * to_string(Part part) {
+    static const char * names[] = { "gate", "up", "down" };
+    return names[int(part)];
+}
+
+const char * to_string(Select select) {
+    return select == Select::all ? "all" : "gate";
+}
+
+const char * to_string(Activation activation) {
+    static const char * names[] = { "", "relu", "relu_sqr", "silu", "gelu", "gelu_erf" };
+    return names[int(activation)];
+}
+
+Result<Activation> parse_activation(const std::string & name) {
+    for (Activation a : { Activation::from_graph, Activation::relu, Activation::relu_sqr, Activation::silu,
+                          Activation::gelu, Activation::gelu_erf }) {
+        if (name == to_string(a)) {
+            return a;
+        }
+    }
+    return Status(Code::unsupported, "unknown activation '" + name + "'; use relu, relu_sqr, silu, gelu or gelu_erf");
+}
+
+const PartLayout * LayerLayout::find(Part part) const {
+    for (const PartLayout & p : parts) {
+        if (p.part == part) {
+            return &p;
+        }
+    }
+    return nullptr;
+}
+
+uint64_t Layout::resident_bytes() const {
+    uint64_t sum = 0;
+    for (const TensorPlace & t : resident) {
+        sum += t.bytes;
+    }
+    return sum;
+}
+
+uint64_t Layout::bundle_bytes() const {
+    uint64_t sum = 0;
+    for (const LayerLayout & l : layers) {
+        sum += l.stride * l.n_ff;
+    }
+    return sum;
+}
+
+const LayerLayout * Layout::find(uint32_t layer) const {
+    for (const LayerLayout & l : layers) {
+        if (l.layer == layer) {
+            return &l;
+        }
+    }
+    return nullptr;
+}
+
+const TensorPlace * Layout::tensor(const std::string & name) const {
+    for (const TensorPlace & t : resident) {
+        if (t.name == name) {
+            return &t;
+        }
+    }
+    return nullptr;
+}
+
+} // namespace gguf_flash

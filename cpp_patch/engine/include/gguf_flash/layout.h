@@ -1,0 +1,82 @@
+// The flash section of a GGUF file: where every neuron's bundle lies. See gguf_flash/format/SPEC.md;
+// the rule numbers in error messages are its rejection rules.
+//
+// Reading validates everything (offsets, sizes, types, overlaps, counts) with checked arithmetic
+// before any bundle is touched, and allocates no more than a small multiple of the header's size.
+#pragma once
+
+#include "gguf_flash/status.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gguf_flash {
+
+enum class Part { gate = 0, up = 1, down = 2 };
+enum class Select { all, gate };
+enum class Activation { from_graph, relu, relu_sqr, silu, gelu, gelu_erf };
+
+const char * to_string(Part part);
+const char * to_string(Select select);
+const char * to_string(Activation activation); // "" for from_graph
+Result<Activation> parse_activation(const std::string & name);
+
+// One part of every bundle of a layer.
+struct PartLayout {
+    Part     part   = Part::down;
+    int      type   = 0; // ggml_type of its rows
+    uint64_t offset = 0; // bytes from the start of the bundle, a multiple of 32
+    uint64_t bytes  = 0; // bytes of one row of n_embd values
+};
+
+// The bundles of one layer: neuron i is at [offset + i*stride, offset + (i+1)*stride) of file.
+struct LayerLayout {
+    uint32_t layer  = 0; // block index N of blk.N
+    uint32_t n_ff   = 0; // neurons
+    uint32_t file   = 0; // index into Layout::files
+    uint64_t offset = 0; // bytes from the start of that file; any alignment
+    uint64_t stride = 0; // bytes
+    float    threshold = 0.0f;
+    std::vector<PartLayout> parts;
+
+    const PartLayout * find(Part part) const; // nullptr if the bundle has no such part
+};
+
+// An ordinary tensor of the file, by name: what the engine needs when it runs without llama.cpp.
+struct TensorPlace {
+    std::string name;
+    int         type = 0;
+    std::vector<uint64_t> ne; // elements per dimension, ggml order
+    uint32_t    file   = 0;
+    uint64_t    offset = 0; // bytes from the start of the file
+    uint64_t    bytes  = 0;
+};
+
+struct Layout {
+    std::vector<std::string> files; // one, or all files of a split set in order
+    uint32_t   version = 0;
+    Select     select  = Select::all;
+    Activation activation = Activation::from_graph;
+    bool       gated = false;
+    bool       fused = false; // the graph's ffn_up holds the gate rows, then the up rows
+    bool       has_threshold = false;
+    uint32_t   n_embd = 0;
+    uint32_t   align  = 0;
+    std::vector<LayerLayout> layers;   // ascending by block index
+    std::vector<TensorPlace> resident; // every tensor that is not a bundle
+
+    uint64_t resident_bytes() const;
+    uint64_t bundle_bytes() const;
+    const LayerLayout * find(uint32_t layer) const;
+    const TensorPlace * tensor(const std::string & name) const;
+};
+
+// Reads and validates the layout of a flash-GGUF, or of the split set whose first file is path.
+// label replaces path in messages when path is not what the user wrote (for example /proc/self/fd/N).
+Result<Layout> read_layout(const std::vector<std::string> & paths, const std::string & label);
+
+// The files of the split set that path opens ("m-00001-of-00003.gguf" gives three), or path alone.
+std::vector<std::string> split_paths(const std::string & path);
+
+} // namespace gguf_flash
