@@ -1,0 +1,103 @@
+// The one door to the disk: positional asynchronous reads into memory the caller owns.
+//
+// A Reader belongs to one thread at a time. Operations complete in any order. Short reads, EINTR and
+// EAGAIN are handled inside; what the caller sees is either all the bytes it needs or an error.
+#pragma once
+
+#include "gguf_flash/status.h"
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace gguf_flash {
+
+// A file opened for reading, without the page cache (O_DIRECT) where the file system allows it.
+class File {
+public:
+    // label names the file in messages when path is not what the user wrote.
+    static Result<std::shared_ptr<File>> open(const std::string & path, const std::string & label);
+    ~File();
+    File(const File &) = delete;
+    File & operator=(const File &) = delete;
+
+    int fd() const { return fd_; }
+    bool direct() const { return direct_; }
+    // Offsets, lengths and addresses of reads must be multiples of this; 1 when buffered.
+    uint64_t align() const { return align_; }
+    uint64_t size() const { return size_; }
+    const std::string & label() const { return label_; }
+
+private:
+    File() = default;
+    int         fd_ = -1;
+    bool        direct_ = false;
+    uint64_t    align_ = 1;
+    uint64_t    size_ = 0;
+    std::string label_;
+};
+
+constexpr int max_segments = 64; // pieces of memory one read may fill; far below IOV_MAX
+
+// One read. The caller fills the first block and keeps the object, its segments and their memory alive
+// and in place until it is reported done; the reader owns the rest and uses the segments up.
+struct ReadOp {
+    const File * file   = nullptr;
+    uint64_t     offset = 0; // bytes, a multiple of file->align()
+    uint64_t     needed = 0; // bytes from offset that must arrive; the segments may reach past the end of the file
+    int          n_segments = 0;
+    iovec *      segments = nullptr;
+    uint32_t     tag = 0; // for the caller
+
+    int      error = 0; // errno once done; 0 is success, ENODATA the end of the file
+    uint64_t got   = 0;
+    int      first = 0; // first segment not yet full
+};
+
+// Makes reads fail on purpose, beneath the retry logic of every reader. For tests.
+// A plan is a list such as "eio:100,short:3,again:5,delay:200": the 100th read gives EIO (once), every
+// third comes back short, every fifth gives EAGAIN first, each takes 200 microseconds more.
+class FaultPlan {
+public:
+    static Result<std::shared_ptr<FaultPlan>> parse(const std::string & text);
+    // What the operating system "returned": a byte count or a negative errno, perhaps made worse.
+    int64_t apply(int64_t result, uint64_t align);
+
+private:
+    uint64_t eio_ = 0, short_ = 0, again_ = 0, delay_us_ = 0;
+    uint64_t count_ = 0;
+};
+
+class Reader {
+public:
+    virtual ~Reader() = default;
+    virtual const char * name() const = 0;
+    // Queues an operation; at most depth are with the device at once, the rest wait inside.
+    virtual void submit(ReadOp * op) = 0;
+    // Hands queued operations to the device. Called by poll and wait too.
+    virtual void flush() = 0;
+    // Takes finished operations, at most max; wait() blocks until there is one unless none is queued.
+    virtual size_t poll(ReadOp ** done, size_t max) = 0;
+    virtual size_t wait(ReadOp ** done, size_t max) = 0;
+};
+
+enum class ReaderKind { automatic, io_uring, pread };
+Result<ReaderKind> parse_reader(const std::string & name); // "auto", "io_uring", "pread"
+
+// faults may be null. automatic takes io_uring where the kernel allows it, else the pread pool.
+Result<std::unique_ptr<Reader>> make_reader(ReaderKind kind, int depth, std::shared_ptr<FaultPlan> faults);
+
+// Empty if io_uring works in this process, else why not.
+std::string io_uring_problem();
+
+// What a ReadOp's error means, for a message.
+std::string read_error(int error);
+
+// Advances op by n bytes; true when it is complete. Shared by the readers.
+bool advance(ReadOp & op, uint64_t n);
+
+} // namespace gguf_flash

@@ -1,0 +1,71 @@
+#include "gguf_flash/reader.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace gguf_flash {
+
+namespace {
+
+// What direct reads of this file must be aligned to, or 0 when it has no direct I/O.
+uint64_t direct_alignment(int fd) {
+#ifdef STATX_DIOALIGN
+    struct statx info;
+    std::memset(&info, 0, sizeof(info));
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 && (info.stx_mask & STATX_DIOALIGN) != 0) {
+        return std::max(info.stx_dio_offset_align, info.stx_dio_mem_align);
+    }
+#endif
+    return 4096; // kernels before 6.1 do not say; every device accepts its page size
+}
+
+} // namespace
+
+Result<std::shared_ptr<File>> File::open(const std::string & path, const std::string & label) {
+    std::shared_ptr<File> file(new File());
+    file->label_ = label;
+    int flags = O_RDONLY | O_CLOEXEC;
+#ifdef O_DIRECT
+    file->fd_ = ::open(path.c_str(), flags | O_DIRECT);
+    file->direct_ = file->fd_ >= 0;
+#endif
+    if (file->fd_ < 0) {
+        file->fd_ = ::open(path.c_str(), flags);
+    }
+    if (file->fd_ < 0) {
+        return Status(Code::io, "cannot open '" + label + "': " + std::strerror(errno));
+    }
+#ifdef F_NOCACHE
+    file->direct_ = fcntl(file->fd_, F_NOCACHE, 1) == 0;
+    file->align_ = 1;
+#endif
+#ifdef O_DIRECT
+    if (file->direct_) {
+        file->align_ = direct_alignment(file->fd_);
+        if (file->align_ == 0 || (file->align_ & (file->align_ - 1)) != 0) {
+            file->direct_ = false;
+            file->align_ = 1;
+            fcntl(file->fd_, F_SETFL, fcntl(file->fd_, F_GETFL) & ~O_DIRECT);
+        }
+    }
+#endif
+    struct stat info;
+    if (fstat(file->fd_, &info) != 0) {
+        return Status(Code::io, "cannot read the size of '" + label + "': " + std::strerror(errno));
+    }
+    file->size_ = uint64_t(info.st_size);
+    return file;
+}
+
+File::~File() {
+    if (fd_ >= 0) {
+        ::close(fd_);
+    }
+}
+
+} // namespace gguf_flash

@@ -1,0 +1,125 @@
+// A pool of threads, each blocking in preadv: works everywhere, costs a context switch per read.
+#include "readers.h"
+
+#include <sys/uio.h>
+
+#include <cerrno>
+#include <condition_variable>
+#include <deque>
+#include <thread>
+
+namespace gguf_flash {
+
+namespace {
+
+class PreadReader final : public Reader {
+public:
+    PreadReader(int depth, std::shared_ptr<FaultPlan> faults) : faults_(std::move(faults)) {
+        for (int i = 0; i < depth; ++i) {
+            threads_.emplace_back([this] { work(); });
+        }
+    }
+    ~PreadReader() override {
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            stop_ = true;
+        }
+        queued_cv_.notify_all();
+        for (std::thread & t : threads_) {
+            t.join();
+        }
+    }
+
+    const char * name() const override { return "pread"; }
+
+    void submit(ReadOp * op) override { staged_.push_back(op); }
+
+    void flush() override {
+        if (staged_.empty()) {
+            return;
+        }
+        const size_t n = staged_.size();
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            queued_.insert(queued_.end(), staged_.begin(), staged_.end());
+            outstanding_ += n;
+        }
+        staged_.clear();
+        n > 1 ? queued_cv_.notify_all() : queued_cv_.notify_one();
+    }
+
+    size_t poll(ReadOp ** done, size_t max) override {
+        flush();
+        std::lock_guard<std::mutex> lock(mutex_);
+        return take(done, max);
+    }
+
+    size_t wait(ReadOp ** done, size_t max) override {
+        flush();
+        std::unique_lock<std::mutex> lock(mutex_);
+        done_cv_.wait(lock, [this] { return !done_.empty() || outstanding_ == 0; });
+        return take(done, max);
+    }
+
+private:
+    size_t take(ReadOp ** done, size_t max) {
+        size_t n = 0;
+        while (n < max && !done_.empty()) {
+            done[n++] = done_.front();
+            done_.pop_front();
+            --outstanding_;
+        }
+        return n;
+    }
+
+    void work() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        for (;;) {
+            queued_cv_.wait(lock, [this] { return stop_ || !queued_.empty(); });
+            if (stop_) {
+                return;
+            }
+            ReadOp * op = queued_.front();
+            queued_.pop_front();
+            lock.unlock();
+            read(*op);
+            lock.lock();
+            done_.push_back(op);
+            done_cv_.notify_one();
+        }
+    }
+
+    void read(ReadOp & op) {
+        int64_t result;
+        do {
+            result = preadv(op.file->fd(), op.segments + op.first, op.n_segments - op.first,
+                            off_t(op.offset + op.got));
+            result = result < 0 ? -errno : result;
+            if (faults_) {
+                result = faults_->apply(result, op.file->align());
+            }
+        } while (!settle(op, result));
+    }
+
+    std::shared_ptr<FaultPlan> faults_;
+    std::vector<std::thread>   threads_;
+    std::vector<ReadOp *>      staged_; // submitted, not yet flushed
+    std::mutex                 mutex_;  // guards all below
+    std::condition_variable    queued_cv_, done_cv_;
+    std::deque<ReadOp *>       queued_, done_;
+    size_t                     outstanding_ = 0; // flushed, not yet taken
+    bool                       stop_ = false;
+};
+
+} // namespace
+
+Result<std::unique_ptr<Reader>> make_pread_reader(int depth, std::shared_ptr<FaultPlan> faults) {
+    try {
+        return std::unique_ptr<Reader>(new PreadReader(depth, std::move(faults)));
+    } catch (const std::system_error & e) {
+        return Status(Code::io, "cannot start " + std::to_string(depth) + " reading threads: " + e.what() +
+                                "; lower the read depth");
+    }
+}
+
+} // namespace gguf_flash

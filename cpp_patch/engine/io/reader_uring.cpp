@@ -1,0 +1,212 @@
+// io_uring through its two system calls: one ring, many reads in flight, no thread.
+#include "readers.h"
+
+#ifdef __linux__
+
+#include <linux/io_uring.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+
+namespace gguf_flash {
+
+namespace {
+
+uint32_t load_acquire(const uint32_t * p) {
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+
+void store_release(uint32_t * p, uint32_t v) {
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
+
+// A mapping of the ring's memory shared with the kernel.
+struct Mapping {
+    void * address = MAP_FAILED;
+    size_t bytes   = 0;
+
+    bool map(int fd, size_t n, off_t offset) {
+        address = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, offset);
+        bytes = n;
+        return address != MAP_FAILED;
+    }
+    ~Mapping() {
+        if (address != MAP_FAILED) {
+            munmap(address, bytes);
+        }
+    }
+    uint32_t * at(uint32_t offset) const {
+        return reinterpret_cast<uint32_t *>(static_cast<char *>(address) + offset);
+    }
+};
+
+class UringReader final : public Reader {
+public:
+    UringReader(int depth, std::shared_ptr<FaultPlan> faults) : depth_(uint32_t(depth)), faults_(std::move(faults)) {}
+
+    ~UringReader() override {
+        ReadOp * done[64];
+        while (in_flight_ > 0 && wait(done, 64) > 0) { // the kernel still writes into callers' memory
+        }
+        if (fd_ >= 0) {
+            close(fd_);
+        }
+    }
+
+    // 0, or the errno of the step that failed.
+    int open() {
+        io_uring_params params;
+        std::memset(&params, 0, sizeof(params));
+        params.flags = IORING_SETUP_CLAMP;
+        fd_ = int(syscall(__NR_io_uring_setup, depth_, &params));
+        if (fd_ < 0) {
+            return errno;
+        }
+        const size_t sq_bytes = params.sq_off.array + params.sq_entries * sizeof(uint32_t);
+        const size_t cq_bytes = params.cq_off.cqes + params.cq_entries * sizeof(io_uring_cqe);
+        if (!sq_.map(fd_, sq_bytes, IORING_OFF_SQ_RING) || !cq_.map(fd_, cq_bytes, IORING_OFF_CQ_RING) ||
+            !sqes_.map(fd_, params.sq_entries * sizeof(io_uring_sqe), IORING_OFF_SQES)) {
+            return errno;
+        }
+        sq_tail_  = sq_.at(params.sq_off.tail);
+        sq_mask_  = *sq_.at(params.sq_off.ring_mask);
+        sq_array_ = sq_.at(params.sq_off.array);
+        cq_head_  = cq_.at(params.cq_off.head);
+        cq_tail_  = cq_.at(params.cq_off.tail);
+        cq_mask_  = *cq_.at(params.cq_off.ring_mask);
+        cqes_     = reinterpret_cast<io_uring_cqe *>(cq_.at(params.cq_off.cqes));
+        depth_    = std::min(depth_, params.sq_entries);
+        return 0;
+    }
+
+    const char * name() const override { return "io_uring"; }
+
+    void submit(ReadOp * op) override { waiting_.push_back(op); }
+
+    void flush() override { enter(0); }
+
+    size_t poll(ReadOp ** done, size_t max) override {
+        const size_t n = reap(done, max);
+        enter(0);
+        return n;
+    }
+
+    size_t wait(ReadOp ** done, size_t max) override {
+        size_t n = 0;
+        while (n == 0) {
+            enter(0);
+            n = reap(done, max);
+            if (n == 0 && in_flight_ == 0 && waiting_.empty()) {
+                return 0;
+            }
+            if (n == 0) {
+                enter(1);
+                n = reap(done, max);
+            }
+        }
+        enter(0);
+        return n;
+    }
+
+private:
+    // Moves waiting operations into the ring and tells the kernel; blocks for min_complete results.
+    void enter(uint32_t min_complete) {
+        uint32_t tail = *sq_tail_;
+        while (in_flight_ < depth_ && !waiting_.empty()) {
+            prepare(tail++, waiting_.front());
+            waiting_.pop_front();
+            ++in_flight_;
+            ++unsubmitted_;
+        }
+        store_release(sq_tail_, tail);
+        if (unsubmitted_ == 0 && min_complete == 0) {
+            return;
+        }
+        const long n = syscall(__NR_io_uring_enter, fd_, unsubmitted_, min_complete,
+                               min_complete > 0 ? IORING_ENTER_GETEVENTS : 0, nullptr, 0);
+        if (n > 0) {
+            unsubmitted_ -= uint32_t(n);
+        }
+        // EINTR, EAGAIN and EBUSY: the entries stay in the ring and go with the next call.
+    }
+
+    void prepare(uint32_t tail, ReadOp * op) {
+        const uint32_t index = tail & sq_mask_;
+        io_uring_sqe & sqe = static_cast<io_uring_sqe *>(sqes_.address)[index];
+        std::memset(&sqe, 0, sizeof(sqe));
+        sqe.opcode    = IORING_OP_READV;
+        sqe.fd        = op->file->fd();
+        sqe.off       = op->offset + op->got;
+        sqe.addr      = reinterpret_cast<uint64_t>(op->segments + op->first);
+        sqe.len       = uint32_t(op->n_segments - op->first);
+        sqe.user_data = reinterpret_cast<uint64_t>(op);
+        sq_array_[index] = index;
+    }
+
+    size_t reap(ReadOp ** done, size_t max) {
+        size_t   n = 0;
+        uint32_t head = *cq_head_;
+        while (n < max && head != load_acquire(cq_tail_)) {
+            const io_uring_cqe & cqe = cqes_[head & cq_mask_];
+            ReadOp * op = reinterpret_cast<ReadOp *>(cqe.user_data);
+            int64_t  result = cqe.res;
+            if (faults_) {
+                result = faults_->apply(result, op->file->align());
+            }
+            ++head;
+            --in_flight_;
+            if (settle(*op, result)) {
+                done[n++] = op;
+            } else {
+                waiting_.push_front(op);
+            }
+        }
+        store_release(cq_head_, head);
+        return n;
+    }
+
+    uint32_t                   depth_;
+    std::shared_ptr<FaultPlan> faults_;
+    int                        fd_ = -1;
+    Mapping                    sq_, cq_, sqes_;
+    uint32_t *                 sq_tail_ = nullptr;
+    uint32_t *                 sq_array_ = nullptr;
+    uint32_t *                 cq_head_ = nullptr;
+    uint32_t *                 cq_tail_ = nullptr;
+    io_uring_cqe *             cqes_ = nullptr;
+    uint32_t                   sq_mask_ = 0, cq_mask_ = 0;
+    uint32_t                   in_flight_ = 0;   // in the ring or with the kernel
+    uint32_t                   unsubmitted_ = 0; // of these, not yet seen by the kernel
+    std::deque<ReadOp *>       waiting_;
+};
+
+} // namespace
+
+Result<std::unique_ptr<Reader>> make_uring_reader(int depth, std::shared_ptr<FaultPlan> faults) {
+    std::unique_ptr<UringReader> reader(new UringReader(depth, std::move(faults)));
+    const int error = reader->open();
+    if (error != 0) {
+        return Status(Code::io, std::string("io_uring is not available: ") + std::strerror(error) +
+                                "; use the reader 'pread'");
+    }
+    return std::unique_ptr<Reader>(std::move(reader));
+}
+
+} // namespace gguf_flash
+
+#else
+
+namespace gguf_flash {
+
+Result<std::unique_ptr<Reader>> make_uring_reader(int, std::shared_ptr<FaultPlan>) {
+    return Status(Code::io, "io_uring is not available: it needs Linux; use the reader 'pread'");
+}
+
+} // namespace gguf_flash
+
+#endif
