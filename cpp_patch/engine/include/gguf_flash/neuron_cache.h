@@ -1,0 +1,87 @@
+// Which neurons of one layer are in RAM, and in which slot. Holds indices only, no weights.
+//
+// Invariants: every slot is free or holds one neuron; a neuron is in at most one slot; the list of
+// used slots is ordered by (token that last selected the neuron, neuron); never more than n_slots
+// neurons are cached. Nothing is allocated after construction. Not thread-safe: the layer's lock is
+// held from begin() to end().
+//
+// A tick is one FFN call of one or more tokens:
+//     begin(n_tokens); touch() every hit; acquire() every miss, release() what is computed; end().
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace gguf_flash {
+
+enum class Policy {
+    budget, // evict the longest unused, only when room is needed
+    window, // and, as in the paper, whatever none of the last k tokens selected
+};
+
+// A neuron some token of the tick selected; token is the last one that did, from 0.
+struct Selected {
+    uint32_t neuron;
+    uint32_t token;
+};
+
+class NeuronCache {
+public:
+    static constexpr int32_t none = -1;
+
+    // window counts tokens and matters to Policy::window only.
+    NeuronCache(uint32_t n_neurons, uint32_t n_slots, Policy policy, uint32_t window);
+
+    uint32_t n_slots() const { return n_slots_; }
+    uint32_t n_cached() const { return n_cached_; }
+    uint64_t evictions() const { return evictions_; }
+    // The neuron's slot, or none.
+    int32_t slot(uint32_t neuron) const { return slot_of_[neuron]; }
+    bool has_free_slot() const { return !free_.empty(); }
+
+    void begin(uint32_t n_tokens);
+    // Protects a cached neuron, selected by this tick, from eviction until it is released.
+    void touch(Selected s);
+    // A slot for a neuron that is not cached, protected like a touched one: a free slot, else that
+    // of the longest unused neuron this tick did not select, else that of the neuron released last.
+    // none when every slot is protected: compute what is there, release it, ask again.
+    int32_t acquire(Selected s);
+    // The neuron's weights have been used, or can be read again later in this tick: its slot may go.
+    void release(uint32_t neuron);
+    // Takes a release back, for a cached neuron whose weights are about to be used after all.
+    void protect(uint32_t neuron) { slots_[slot_of_[neuron]].released = false; }
+    // Forgets a neuron whose weights did not arrive.
+    void drop(uint32_t neuron);
+    // Orders what this tick selected, then applies the window. selection ascends by neuron.
+    void end(const std::vector<Selected> & selection);
+
+private:
+    struct Slot {
+        uint32_t neuron;
+        int32_t  older, newer; // neighbours in the list of used slots
+        uint64_t last;         // number of the token that selected it last, from 1
+        bool     released;     // may be given away within this tick
+    };
+
+    void unlink(int32_t slot);
+    void append(int32_t slot);
+    void evict(int32_t slot);
+    int32_t take_slot();
+    int32_t take_released();
+
+    uint32_t n_slots_;
+    Policy   policy_;
+    uint32_t window_;
+    uint32_t n_cached_ = 0;
+    uint64_t evictions_ = 0;
+    uint64_t tokens_before_ = 0; // tokens of all earlier ticks
+    uint32_t tick_tokens_ = 0;   // tokens of this tick
+    int32_t  oldest_ = none, newest_ = none;
+    std::vector<int32_t>  slot_of_; // per neuron
+    std::vector<Slot>     slots_;
+    std::vector<int32_t>  free_;
+    std::vector<uint32_t> released_; // neurons of this tick whose slots may go, last in first out
+    std::vector<Selected> order_;    // scratch of end()
+};
+
+} // namespace gguf_flash
