@@ -1,0 +1,42 @@
+// Arithmetic on rows of weights: y += a * w for each storage type, one function table per
+// instruction set, chosen once at run time.
+//
+// Every table gives the same bits: each element is one multiplication and one addition in float,
+// never fused, in the order of the rows. That is what makes the text independent of the machine's
+// vector width, of how columns are dealt to threads and of whether rows were expanded first.
+#pragma once
+
+#include "gguf_flash/status.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace gguf_flash {
+
+struct Kernels {
+    const char * name;
+    // y[i] += a * w[i] for i in [0, n); w is n values of the type; n is a multiple of 32 for q8_0, q4_0.
+    void (*axpy_f32)(const void * w, float a, float * y, size_t n);
+    void (*axpy_f16)(const void * w, float a, float * y, size_t n);
+    void (*axpy_bf16)(const void * w, float a, float * y, size_t n);
+    void (*axpy_q8_0)(const void * w, float a, float * y, size_t n);
+    void (*axpy_q4_0)(const void * w, float a, float * y, size_t n);
+    // y[i] += a[0]*w[i], then += a[1]*w[ld + i], ... for n_rows rows of floats.
+    void (*accumulate)(const float * w, size_t ld, const float * a, size_t n_rows, float * y, size_t n);
+};
+
+// All tables this processor runs, scalar first.
+std::vector<const Kernels *> available_kernels();
+// The widest, or the one GGUF_FLASH_SIMD names ("scalar", "avx2"); chosen at the first call.
+const Kernels & kernels();
+
+// Columns of a row may be cut only at multiples of this many values, for any ggml type.
+size_t column_block(int ggml_type);
+// y[0..n) += a * row[first..first+n) for a row of any ggml type; first is a multiple of column_block,
+// scratch holds n floats.
+void axpy_row(int ggml_type, const void * row, size_t first, size_t n, float a, float * y, float * scratch);
+// out[0..n) = row[first..first+n) as floats.
+void expand_row(int ggml_type, const void * row, size_t first, size_t n, float * out);
+
+} // namespace gguf_flash

@@ -1,0 +1,121 @@
+// AVX2 and F16C twins of scalar.cpp. Compiled with those flags, called only after cpu_has_avx2().
+// Multiplication and addition stay separate on purpose (see kernels.h).
+#include "tables.h"
+
+#include <immintrin.h>
+
+namespace gguf_flash {
+
+namespace {
+
+constexpr size_t lanes = 8;
+
+void step(float * y, __m256 a, __m256 w) {
+    _mm256_storeu_ps(y, _mm256_add_ps(_mm256_loadu_ps(y), _mm256_mul_ps(a, w)));
+}
+
+void axpy_f32(const void * w, float a, float * y, size_t n) {
+    const float * row = static_cast<const float *>(w);
+    const __m256  va  = _mm256_set1_ps(a);
+    const size_t  body = n / lanes * lanes;
+    for (size_t i = 0; i < body; i += lanes) {
+        step(y + i, va, _mm256_loadu_ps(row + i));
+    }
+    scalar_kernels.axpy_f32(row + body, a, y + body, n - body);
+}
+
+void axpy_f16(const void * w, float a, float * y, size_t n) {
+    const uint16_t * row = static_cast<const uint16_t *>(w);
+    const __m256 va = _mm256_set1_ps(a);
+    const size_t body = n / lanes * lanes;
+    for (size_t i = 0; i < body; i += lanes) {
+        step(y + i, va, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(row + i))));
+    }
+    scalar_kernels.axpy_f16(row + body, a, y + body, n - body);
+}
+
+void axpy_bf16(const void * w, float a, float * y, size_t n) {
+    const uint16_t * row = static_cast<const uint16_t *>(w);
+    const __m256 va = _mm256_set1_ps(a);
+    const size_t body = n / lanes * lanes;
+    for (size_t i = 0; i < body; i += lanes) {
+        const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(row + i)));
+        step(y + i, va, _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
+    }
+    scalar_kernels.axpy_bf16(row + body, a, y + body, n - body);
+}
+
+__m256 scale_of(const unsigned char * block) {
+    uint16_t half;
+    std::memcpy(&half, block, sizeof(half));
+    return _mm256_set1_ps(_cvtsh_ss(half));
+}
+
+// Eight signed bytes from the low half of q, as floats.
+__m256 widen(__m128i q) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q));
+}
+
+void axpy_q8_0(const void * w, float a, float * y, size_t n) {
+    const unsigned char * block = static_cast<const unsigned char *>(w);
+    const __m256 va = _mm256_set1_ps(a);
+    for (size_t b = 0; b < n; b += block_values, block += q8_0_bytes) {
+        const __m256 d = scale_of(block);
+        for (size_t i = 0; i < block_values; i += lanes) {
+            const __m128i q = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(block + 2 + i));
+            step(y + b + i, va, _mm256_mul_ps(widen(q), d));
+        }
+    }
+}
+
+void axpy_q4_0(const void * w, float a, float * y, size_t n) {
+    const unsigned char * block = static_cast<const unsigned char *>(w);
+    const __m256  va = _mm256_set1_ps(a);
+    const __m128i mask = _mm_set1_epi8(15), eight = _mm_set1_epi8(8);
+    for (size_t b = 0; b < n; b += block_values, block += q4_0_bytes) {
+        const __m256  d = scale_of(block);
+        const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i *>(block + 2));
+        const __m128i low  = _mm_sub_epi8(_mm_and_si128(packed, mask), eight);
+        const __m128i high = _mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(packed, 4), mask), eight);
+        step(y + b,      va, _mm256_mul_ps(widen(low), d));
+        step(y + b + 8,  va, _mm256_mul_ps(widen(_mm_srli_si128(low, 8)), d));
+        step(y + b + 16, va, _mm256_mul_ps(widen(high), d));
+        step(y + b + 24, va, _mm256_mul_ps(widen(_mm_srli_si128(high, 8)), d));
+    }
+}
+
+// Four vectors of y stay in registers while the rows pass.
+void accumulate(const float * w, size_t ld, const float * a, size_t n_rows, float * y, size_t n) {
+    constexpr size_t tile = 4 * lanes;
+    const size_t body = n / tile * tile;
+    for (size_t i = 0; i < body; i += tile) {
+        __m256 y0 = _mm256_loadu_ps(y + i), y1 = _mm256_loadu_ps(y + i + 8);
+        __m256 y2 = _mm256_loadu_ps(y + i + 16), y3 = _mm256_loadu_ps(y + i + 24);
+        for (size_t r = 0; r < n_rows; ++r) {
+            if (a[r] == 0.0f) {
+                continue;
+            }
+            const __m256  va  = _mm256_set1_ps(a[r]);
+            const float * row = w + r * ld + i;
+            y0 = _mm256_add_ps(y0, _mm256_mul_ps(va, _mm256_loadu_ps(row)));
+            y1 = _mm256_add_ps(y1, _mm256_mul_ps(va, _mm256_loadu_ps(row + 8)));
+            y2 = _mm256_add_ps(y2, _mm256_mul_ps(va, _mm256_loadu_ps(row + 16)));
+            y3 = _mm256_add_ps(y3, _mm256_mul_ps(va, _mm256_loadu_ps(row + 24)));
+        }
+        _mm256_storeu_ps(y + i, y0);
+        _mm256_storeu_ps(y + i + 8, y1);
+        _mm256_storeu_ps(y + i + 16, y2);
+        _mm256_storeu_ps(y + i + 24, y3);
+    }
+    scalar_kernels.accumulate(w + body, ld, a, n_rows, y + body, n - body);
+}
+
+} // namespace
+
+bool cpu_has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+}
+
+const Kernels avx2_kernels = { "avx2", axpy_f32, axpy_f16, axpy_bf16, axpy_q8_0, axpy_q4_0, accumulate };
+
+} // namespace gguf_flash
