@@ -1,0 +1,85 @@
+// Private to ffn/: a layer's cache with its memory, and the scratch one running FFN call borrows.
+#pragma once
+
+#include "gguf_flash/ffn.h"
+
+namespace gguf_flash {
+
+// Anonymous pages, aligned for direct reads, given back on destruction.
+class Pages {
+public:
+    Pages() = default;
+    ~Pages();
+    Pages(const Pages &) = delete;
+    Pages & operator=(const Pages &) = delete;
+
+    bool allocate(size_t bytes);
+    uint8_t * data() const { return data_; }
+    size_t bytes() const { return bytes_; }
+
+private:
+    uint8_t * data_  = nullptr;
+    size_t    bytes_ = 0;
+};
+
+// One layer. lock is held by a running FFN call from selection to the end of its tick.
+struct LayerState {
+    LayerState(const LayerLayout & layout, const File & file, uint32_t n_slots, const Settings & settings);
+
+    // Whether bundles and slots lie on the device's alignment, so that neighbours share a read.
+    static uint64_t slot_bytes_for(const LayerLayout & layout, uint64_t align);
+
+    uint64_t bundle_offset(uint32_t neuron) const { return layout.offset + uint64_t(neuron) * layout.stride; }
+    // Where a neuron's bundle starts inside its slot: direct reads begin at the sector below it.
+    uint64_t lead(uint32_t neuron) const { return bundle_offset(neuron) % file.align(); }
+    uint8_t * slot_data(int32_t slot) const { return slots.data() + uint64_t(slot) * slot_bytes; }
+    const uint8_t * bundle(uint32_t neuron) const { return slot_data(cache.slot(neuron)) + lead(neuron); }
+
+    const LayerLayout & layout;
+    const File &        file;
+    std::mutex          lock;
+    NeuronCache         cache;
+    uint64_t            slot_bytes;
+    bool                aligned;
+    Pages               slots;
+    Counters            counters;
+};
+
+constexpr uint64_t read_limit     = 512 * 1024; // bytes of one merged or streamed read
+constexpr int      stream_buffers = 4;          // reads in flight while a layer streams
+
+// A run of neighbouring neurons that one read brings.
+struct MissRun {
+    uint32_t first; // index into Session::misses
+    uint32_t count;
+};
+
+// What one running call needs beyond the layer: kept by the model between calls so that a steady
+// state allocates nothing.
+class Session {
+public:
+    explicit Session(std::unique_ptr<Reader> r) : reader(std::move(r)) {}
+
+    std::unique_ptr<Reader> reader;
+    std::vector<uint8_t>    xq[2];      // x in the dot product's type: for gate rows, for up rows
+    std::vector<uint32_t>   last;       // per neuron: 0, or 1 + the last token that selects it
+    std::vector<Selected>   selection;  // ascending by neuron
+    std::vector<const uint8_t *> rows;  // per selected neuron: its bundle
+    std::vector<uint32_t>   items;      // indices into selection, in the order their bundles are ready
+    std::vector<uint32_t>   misses;     // indices into selection
+    std::vector<MissRun>    runs;
+    std::vector<ReadOp>     ops;
+    std::vector<iovec>      segments;
+    std::vector<float>      h;          // [n_tokens, wave]: activations of the wave under way
+    std::vector<std::vector<float>> expanded; // per thread: down rows as floats
+    uint32_t                wave_end = 0; // the wave under way ends before this selected neuron
+    Pages                   staging;    // stream_buffers pieces
+    bool                    arrived[stream_buffers] = {}; // per piece: its chunk is there
+
+    bool                    streaming = false; // this call reads the layer in sequence
+    std::atomic<uint32_t>   next{ 0 };  // first item nobody has taken
+    std::atomic<uint32_t>   ready{ 0 }; // items whose bundles are there
+    std::atomic<bool>       failed{ false };
+};
+
+} // namespace gguf_flash

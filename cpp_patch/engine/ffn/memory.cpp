@@ -1,0 +1,91 @@
+#include "memory.h"
+
+#include "layer_state.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+namespace gguf_flash {
+
+namespace {
+
+constexpr uint64_t unlimited = UINT64_MAX;
+
+uint64_t number_in(const std::string & path) {
+    std::ifstream in(path);
+    uint64_t n = 0;
+    return in >> n ? n : unlimited; // absent, or "max"
+}
+
+uint64_t meminfo_available() {
+    std::ifstream in("/proc/meminfo");
+    std::string name, unit;
+    uint64_t kib = 0;
+    while (in >> name >> kib) {
+        if (name == "MemAvailable:") {
+            return kib * 1024;
+        }
+        std::getline(in, unit);
+    }
+    return unlimited;
+}
+
+// Free bytes under the limit of one cgroup folder and of all above it.
+uint64_t cgroup_available(const std::string & root, std::string path, const char * limit, const char * usage) {
+    uint64_t least = unlimited;
+    for (;;) {
+        const uint64_t max = number_in(root + path + "/" + limit);
+        const uint64_t now = number_in(root + path + "/" + usage);
+        if (max != unlimited && now != unlimited) {
+            least = std::min(least, max > now ? max - now : 0);
+        }
+        if (path.empty() || path == "/") {
+            return least;
+        }
+        path.resize(path.find_last_of('/'));
+    }
+}
+
+} // namespace
+
+uint64_t available_memory() {
+    uint64_t least = meminfo_available();
+    std::ifstream in("/proc/self/cgroup"); // "4:memory:/path" for version 1, "0::/path" for version 2
+    std::string line;
+    while (std::getline(in, line)) {
+        const size_t a = line.find(':'), b = line.find(':', a + 1);
+        if (b == std::string::npos) {
+            continue;
+        }
+        const std::string controllers = "," + line.substr(a + 1, b - a - 1) + ",", path = line.substr(b + 1);
+        if (controllers == ",,") {
+            least = std::min(least, cgroup_available("/sys/fs/cgroup", path, "memory.max", "memory.current"));
+        } else if (controllers.find(",memory,") != std::string::npos) {
+            least = std::min(least, cgroup_available("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes",
+                                                     "memory.usage_in_bytes"));
+        }
+    }
+    return least;
+}
+
+bool Pages::allocate(size_t bytes) {
+    void * p = bytes == 0 ? nullptr : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) {
+        return false;
+    }
+    data_  = static_cast<uint8_t *>(p);
+    bytes_ = bytes;
+    return true;
+}
+
+Pages::~Pages() {
+    if (data_ != nullptr) {
+        munmap(data_, bytes_);
+    }
+}
+
+} // namespace gguf_flash

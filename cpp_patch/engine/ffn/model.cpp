@@ -1,0 +1,229 @@
+#include "gguf_flash/model.h"
+
+#include "layer_state.h"
+#include "memory.h"
+
+#include <algorithm>
+#include <map>
+
+namespace gguf_flash {
+
+namespace {
+
+// A cache below this holds too few neurons to keep the disk busy; asking for less is a mistake.
+constexpr uint32_t least_slots = 64;
+
+// What an automatic budget leaves to the KV cache, the compute buffers and everybody else.
+constexpr double automatic_share = 0.75;
+
+std::string mib(uint64_t bytes) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "%.1f MiB", double(bytes) / (1024 * 1024));
+    return text;
+}
+
+} // namespace
+
+void Counters::add(const Counters & o) {
+    tokens += o.tokens;
+    selected += o.selected;
+    hits += o.hits;
+    misses += o.misses;
+    evictions += o.evictions;
+    bytes_read += o.bytes_read;
+    requests += o.requests;
+    waves += o.waves;
+    streamed += o.streamed;
+    io_ns += o.io_ns;
+    mem_ns += o.mem_ns;
+    compute_ns += o.compute_ns;
+}
+
+LayerState::LayerState(const LayerLayout & l, const File & f, uint32_t n_slots, const Settings & settings)
+    : layout(l), file(f), cache(l.n_ff, n_slots, settings.policy, settings.window),
+      slot_bytes(slot_bytes_for(l, f.align())), aligned(slot_bytes == l.stride) {}
+
+uint64_t LayerState::slot_bytes_for(const LayerLayout & layout, uint64_t align) {
+    if (layout.stride % align == 0 && layout.offset % align == 0) {
+        return layout.stride;
+    }
+    // A bundle may begin anywhere in its first sector.
+    return (layout.stride + align - 1) / align * align + align;
+}
+
+Model::Model() = default;
+Model::~Model() = default;
+
+Result<std::shared_ptr<Model>> Model::open(const std::vector<std::string> & paths, const std::string & label,
+                                           const Settings & settings, bool with_cache) {
+    std::shared_ptr<Model> model(new Model());
+    model->label_ = label;
+    model->settings_ = settings;
+    Result<Layout> layout = read_layout(paths, label);
+    if (!layout.ok()) {
+        return layout.status();
+    }
+    model->layout_ = std::move(layout.value());
+    if (settings.activation != Activation::from_graph) {
+        model->layout_.activation = settings.activation;
+    }
+    for (LayerLayout & layer : model->layout_.layers) {
+        layer.threshold = settings.threshold >= 0 ? float(settings.threshold) : layer.threshold;
+    }
+    Status status = with_cache ? model->prepare() : Status();
+    if (!status.ok()) {
+        return status;
+    }
+    return model;
+}
+
+Status Model::prepare() {
+    for (size_t i = 0; i < layout_.files.size(); ++i) {
+        Result<std::shared_ptr<File>> file = File::open(layout_.files[i], i == 0 ? label_ : layout_.files[i]);
+        if (!file.ok()) {
+            return file.status();
+        }
+        files_.push_back(file.value());
+    }
+    if (!settings_.faults.empty()) {
+        Result<std::shared_ptr<FaultPlan>> plan = FaultPlan::parse(settings_.faults);
+        if (!plan.ok()) {
+            return plan.status();
+        }
+        faults_ = plan.value();
+    }
+    Result<std::unique_ptr<Session>> first = borrow(); // fails here rather than at the first token
+    if (!first.ok()) {
+        return first.status();
+    }
+    reader_name_ = std::string(first.value()->reader->name()) + (files_[0]->direct() ? ", direct" : ", buffered");
+    give_back(std::move(first.value()));
+    return allocate();
+}
+
+Status Model::allocate() {
+    const uint64_t resident = layout_.resident_bytes();
+    const uint64_t staging  = stream_buffers * (read_limit + 2 * 65536);
+    uint64_t least = resident + staging, most = least;
+    for (const LayerLayout & l : layout_.layers) {
+        const uint64_t slot = LayerState::slot_bytes_for(l, files_[l.file]->align());
+        least += slot * std::min(l.n_ff, least_slots);
+        most += slot * l.n_ff;
+    }
+    if (settings_.ram_bytes != 0) {
+        ram_bytes_ = settings_.ram_bytes;
+    } else if (settings_.ram_share > 0) {
+        ram_bytes_ = resident + staging + uint64_t(settings_.ram_share * double(most - resident - staging));
+    } else {
+        ram_bytes_ = std::min(most, uint64_t(automatic_share * double(available_memory())));
+    }
+    if (ram_bytes_ < least) {
+        return { Code::ram_too_small,
+                 "cannot run '" + label_ + "' in " + mib(ram_bytes_) + " of RAM: its resident weights take " +
+                     mib(resident) + " and the smallest neuron cache " + mib(least - resident) +
+                     "; give at least " + std::to_string((least >> 20) + 1) + "MiB" };
+    }
+    const double share = std::min(1.0, double(ram_bytes_ - resident - staging) / double(most - resident - staging));
+    cache_bytes_ = staging;
+    for (const LayerLayout & l : layout_.layers) {
+        const uint64_t slot = LayerState::slot_bytes_for(l, files_[l.file]->align());
+        const uint32_t n = std::max(uint32_t(share * l.n_ff), std::min(l.n_ff, least_slots));
+        layers_.emplace_back(new LayerState(l, *files_[l.file], n, settings_));
+        if (!layers_.back()->slots.allocate(n * slot)) {
+            return { Code::ram_too_small, "cannot reserve " + mib(n * slot) + " for the neuron cache of layer " +
+                                              std::to_string(l.layer) + "; set a smaller ram" };
+        }
+        cache_bytes_ += n * slot;
+    }
+    return {};
+}
+
+int Model::index_of(uint32_t layer) const {
+    const LayerLayout * found = layout_.find(layer);
+    return found == nullptr ? -1 : int(found - layout_.layers.data());
+}
+
+Stats Model::stats() const {
+    Stats out;
+    out.reader = reader_name_;
+    out.ram_bytes = ram_bytes_;
+    out.resident_bytes = layout_.resident_bytes();
+    out.cache_bytes = cache_bytes_;
+    uint64_t tokens = 0;
+    for (const std::unique_ptr<LayerState> & state : layers_) {
+        std::lock_guard<std::mutex> lock(state->lock);
+        out.layers.push_back({ state->layout.layer, state->layout.n_ff, state->cache.n_slots(), state->slot_bytes,
+                               state->counters });
+        out.total.add(state->counters);
+        tokens = std::max(tokens, state->counters.tokens);
+    }
+    out.total.tokens = tokens;
+    return out;
+}
+
+void Model::reset_stats() {
+    for (const std::unique_ptr<LayerState> & state : layers_) {
+        std::lock_guard<std::mutex> lock(state->lock);
+        state->counters = Counters();
+    }
+}
+
+void Model::set_last_error(const Status & status) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    last_error_ = status.message();
+}
+
+std::string Model::last_error() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return last_error_;
+}
+
+Result<std::unique_ptr<Session>> Model::borrow() {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!sessions_.empty()) {
+            std::unique_ptr<Session> session = std::move(sessions_.back());
+            sessions_.pop_back();
+            return session;
+        }
+    }
+    Result<std::unique_ptr<Reader>> reader = make_reader(settings_.reader, settings_.depth, faults_);
+    if (!reader.ok()) {
+        return reader.status();
+    }
+    return std::unique_ptr<Session>(new Session(std::move(reader.value())));
+}
+
+void Model::give_back(std::unique_ptr<Session> session) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    sessions_.push_back(std::move(session));
+}
+
+namespace {
+
+std::mutex attached_mutex;
+
+std::map<const void *, std::weak_ptr<Model>> & attached_models() {
+    static std::map<const void *, std::weak_ptr<Model>> models;
+    return models;
+}
+
+} // namespace
+
+void attach(const void * owner, std::shared_ptr<Model> model) {
+    std::lock_guard<std::mutex> lock(attached_mutex);
+    attached_models()[owner] = model;
+}
+
+void detach(const void * owner) {
+    std::lock_guard<std::mutex> lock(attached_mutex);
+    attached_models().erase(owner);
+}
+
+std::shared_ptr<Model> attached(const void * owner) {
+    std::lock_guard<std::mutex> lock(attached_mutex);
+    auto it = attached_models().find(owner);
+    return it == attached_models().end() ? nullptr : it->second.lock();
+}
+
+} // namespace gguf_flash

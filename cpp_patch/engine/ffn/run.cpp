@@ -1,0 +1,201 @@
+#include "run.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+namespace gguf_flash {
+
+void Barrier::wait(int nth) {
+    if (nth <= 1) {
+        return;
+    }
+    const int generation = generation_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == nth - 1) {
+        arrived_.store(0, std::memory_order_relaxed);
+        generation_.fetch_add(1, std::memory_order_release);
+        return;
+    }
+    for (int spins = 0; generation_.load(std::memory_order_acquire) == generation; ++spins) {
+        if (spins > 200) {
+            std::this_thread::yield();
+        }
+    }
+}
+
+FfnOp::FfnOp(std::shared_ptr<Model> model, int layer_index) : model_(std::move(model)), layer_index_(layer_index) {}
+FfnOp::~FfnOp() = default;
+
+void FfnOp::run(const FfnInput & in, int ith, int nth) {
+    if (ith == 0) {
+        status_ = Status();
+        Result<std::unique_ptr<Session>> session = model_->borrow();
+        if (session.ok()) {
+            session_ = std::move(session.value());
+        } else {
+            status_ = session.status();
+            model_->set_last_error(status_);
+        }
+    }
+    barrier_.wait(nth);
+    if (session_ != nullptr) {
+        FfnRun(*this, in, ith, nth).execute();
+    } else if (ith == 0) {
+        for (uint32_t t = 0; t < in.n_tokens; ++t) {
+            std::memset(in.out + t * in.out_stride, 0, model_->layout().n_embd * sizeof(float));
+        }
+    }
+    barrier_.wait(nth);
+    if (ith == 0 && session_ != nullptr) {
+        model_->give_back(std::move(session_));
+    }
+}
+
+FfnRun::FfnRun(FfnOp & op, const FfnInput & in, int ith, int nth)
+    : op_(op), in_(in), state_(op.model_->layer(op.layer_index_)), ith_(ith), nth_(nth),
+      n_embd_(op.model_->layout().n_embd), activation_(op.model_->layout().activation) {
+    if (activation_ == Activation::from_graph) {
+        activation_ = in.activation;
+    }
+}
+
+void FfnRun::execute() {
+    if (ith_ == 0) {
+        begin();
+    }
+    clear_output();
+    barrier();
+    quantize_x();
+    mark_selected();
+    barrier();
+    if (ith_ == 0) {
+        const Clock::time_point t = Clock::now();
+        list_selected();
+        session().streaming = should_stream();
+        mem_ns_ += since(t);
+    }
+    barrier();
+    const bool stream = session().streaming, go = !failed();
+    barrier(); // everybody has read the two before thread 0 goes on
+    if (go) {
+        stream ? run_stream() : run_waves();
+        barrier();
+    }
+    if (failed()) {
+        clear_output();
+    }
+    if (ith_ == 0) {
+        finish();
+    }
+}
+
+void FfnRun::begin() {
+    start_ = Clock::now();
+    lock_ = std::unique_lock<std::mutex>(state_.lock);
+    Session & s = session();
+    s.failed.store(false);
+    s.last.assign(state_.layout.n_ff, 0);
+    s.expanded.resize(std::max<size_t>(s.expanded.size(), size_t(nth_)));
+    evictions_before_ = state_.cache.evictions();
+    reserve_x();
+    state_.cache.begin(in_.n_tokens);
+    if (activation_ == Activation::from_graph) {
+        fail({ Code::argument, "the activation of '" + op_.model_->label() + "' is not known: the file does not name "
+                               "it; set flash_ffn.activation" });
+    }
+    if ((op_.model_->layout().select == Select::gate) != (in_.scores != nullptr)) {
+        fail({ Code::argument, "layer " + std::to_string(state_.layout.layer) + " of '" + op_.model_->label() +
+                               "' needs scores in gate mode, and in gate mode only" });
+    }
+}
+
+void FfnRun::finish() {
+    const Clock::time_point t = Clock::now();
+    state_.cache.end(session().selection);
+    mem_ns_ += since(t);
+    Counters & c = state_.counters;
+    c.tokens += in_.n_tokens;
+    c.evictions += state_.cache.evictions() - evictions_before_;
+    c.io_ns += io_ns_;
+    c.mem_ns += mem_ns_;
+    const uint64_t all = since(start_);
+    c.compute_ns += all - std::min(all, io_ns_ + mem_ns_);
+    lock_.unlock();
+}
+
+// Computes a working set in as few parts as the cache allows, in the order of neurons.
+void FfnRun::run_waves() {
+    const uint32_t n = uint32_t(session().selection.size());
+    uint32_t first = 0;
+    while (first < n) {
+        if (ith_ == 0) {
+            const Clock::time_point t = Clock::now();
+            session().wave_end = plan_wave(first);
+            mem_ns_ += since(t);
+            submit_misses();
+            state_.counters.waves += session().wave_end < n;
+        }
+        barrier();
+        const uint32_t end = session().wave_end;
+        compute_items(first, end - first, end - first);
+        if (ith_ == 0) {
+            drain();
+        }
+        barrier();
+        if (failed()) {
+            return;
+        }
+        accumulate(first, end);
+        barrier();
+        if (ith_ == 0 && end < n) {
+            release_wave(first, end);
+        }
+        first = end;
+    }
+}
+
+void FfnRun::run_stream() {
+    const uint32_t n_ff = state_.layout.n_ff, per_chunk = chunk_neurons();
+    const std::vector<Selected> & selection = session().selection;
+    if (ith_ == 0) {
+        for (uint32_t c = 0; c < uint32_t(stream_buffers); ++c) {
+            submit_chunk(c);
+        }
+        session().reader->flush();
+        state_.counters.streamed += 1;
+    }
+    uint32_t first = 0;
+    for (uint32_t chunk = 0; chunk * uint64_t(per_chunk) < n_ff; ++chunk) {
+        const uint64_t chunk_end = (chunk + 1) * uint64_t(per_chunk);
+        uint32_t end = first;
+        while (end < selection.size() && selection[end].neuron < chunk_end) {
+            ++end;
+        }
+        if (ith_ == 0 && await_chunk(chunk)) {
+            admit(first, end);
+        }
+        barrier();
+        if (!failed()) {
+            compute_items(first, end - first, end - first);
+        }
+        barrier();
+        if (!failed()) {
+            accumulate(first, end);
+        }
+        barrier();
+        if (ith_ == 0) {
+            submit_chunk(chunk + stream_buffers);
+        }
+        first = end;
+    }
+}
+
+void FfnRun::fail(Status status) {
+    if (op_.status_.ok()) {
+        op_.model_->set_last_error(status);
+        op_.status_ = std::move(status);
+    }
+    session().failed.store(true, std::memory_order_release);
+}
+
+} // namespace gguf_flash

@@ -1,0 +1,84 @@
+// Private to ffn/: one call of FfnOp, as every one of its threads sees it.
+//
+// Thread 0 plans (selection, cache, reads); all compute. Between the steps lie barriers that every
+// thread passes, on error paths too.
+#pragma once
+
+#include "layer_state.h"
+
+#include <chrono>
+
+namespace gguf_flash {
+
+class FfnRun {
+public:
+    FfnRun(FfnOp & op, const FfnInput & in, int ith, int nth);
+
+    void execute();
+
+private:
+    // run.cpp: order of steps
+    void begin();  // thread 0
+    void finish(); // thread 0
+    void run_waves();
+    void run_stream();
+    bool failed() const { return session().failed.load(std::memory_order_acquire); }
+    void barrier() { op_.barrier_.wait(nth_); }
+    Session & session() const { return *op_.session_; }
+    LayerState & state() const { return state_; }
+
+    // select.cpp: which neurons
+    void reserve_x();       // thread 0
+    void quantize_x();      // this thread's tokens
+    void mark_selected();   // this thread's neurons
+    void list_selected();   // thread 0
+    bool should_stream() const;
+
+    // wave.cpp: what to read, and the reads (thread 0)
+    uint32_t plan_wave(uint32_t first);
+    bool make_room(uint32_t from);
+    void add_miss(uint32_t index);
+    void submit_misses();
+    void pump(bool block);
+    void drain();
+    void complete(ReadOp & op);
+    void release_wave(uint32_t first, uint32_t end);
+
+    // stream.cpp: a layer in sequence (thread 0)
+    void submit_chunk(uint32_t chunk);
+    bool await_chunk(uint32_t chunk);
+    void reap_chunks();
+    void admit(uint32_t first, uint32_t end);
+    uint32_t chunk_neurons() const;
+
+    // compute.cpp: all threads
+    void compute_items(uint32_t first, uint32_t n_items, uint32_t wave);
+    void compute_neuron(uint32_t index, uint32_t first, uint32_t wave);
+    float dot(Part part, const PartLayout & layout, const uint8_t * bundle, uint32_t token) const;
+    void clear_output();
+    void accumulate(uint32_t first, uint32_t end);
+    void accumulate_expanded(const PartLayout & down, uint32_t first, uint32_t end, size_t column, size_t n);
+    void my_columns(size_t & first, size_t & n) const;
+
+    void fail(Status status);
+    using Clock = std::chrono::steady_clock;
+    static uint64_t since(Clock::time_point start) {
+        return uint64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
+    }
+
+    FfnOp &          op_;
+    const FfnInput & in_;
+    LayerState &     state_;
+    const int        ith_, nth_;
+    const uint32_t   n_embd_;
+    Activation       activation_;
+
+    // thread 0 only
+    Clock::time_point start_;
+    uint64_t io_ns_ = 0, mem_ns_ = 0, evictions_before_ = 0;
+    uint32_t outstanding_ = 0; // reads of the wave under way
+    uint32_t chunks_ = 0;      // reads of the stream under way
+    std::unique_lock<std::mutex> lock_;
+};
+
+} // namespace gguf_flash

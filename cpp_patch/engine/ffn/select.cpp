@@ -1,0 +1,93 @@
+// Which neurons the tokens of a call select, and in which way to read them.
+#include "ggml-cpu.h"
+#include "run.h"
+
+#include <algorithm>
+
+namespace gguf_flash {
+
+namespace {
+
+// A prompt of at least this many tokens may stream; for fewer, random reads keep the cache useful.
+constexpr uint32_t stream_tokens = 8;
+
+} // namespace
+
+// Room for x in the type ggml's dot product wants beside each weight type.
+void FfnRun::reserve_x() {
+    for (Part part : { Part::gate, Part::up }) {
+        if (const PartLayout * layout = state_.layout.find(part)) {
+            const size_t row = ggml_row_size(ggml_get_type_traits_cpu(ggml_type(layout->type))->vec_dot_type, n_embd_);
+            std::vector<uint8_t> & xq = session().xq[int(part)];
+            xq.resize(std::max(xq.size(), in_.n_tokens * row));
+        }
+    }
+}
+
+void FfnRun::quantize_x() {
+    for (Part part : { Part::gate, Part::up }) {
+        const PartLayout * layout = state_.layout.find(part);
+        const ggml_type type = layout == nullptr ? GGML_TYPE_F32
+                                                 : ggml_get_type_traits_cpu(ggml_type(layout->type))->vec_dot_type;
+        if (type == GGML_TYPE_F32) {
+            continue; // no such part, or x is used as it is
+        }
+        const ggml_from_float_t convert = ggml_get_type_traits_cpu(type)->from_float;
+        const size_t row = ggml_row_size(type, n_embd_);
+        for (uint32_t t = uint32_t(ith_); t < in_.n_tokens; t += uint32_t(nth_)) {
+            convert(in_.x + t * in_.x_stride, session().xq[int(part)].data() + t * row, n_embd_);
+        }
+    }
+}
+
+void FfnRun::mark_selected() {
+    const uint32_t n_ff = state_.layout.n_ff;
+    const uint32_t first = uint32_t(uint64_t(n_ff) * ith_ / nth_), end = uint32_t(uint64_t(n_ff) * (ith_ + 1) / nth_);
+    std::vector<uint32_t> & last = session().last;
+    if (in_.scores == nullptr) {
+        std::fill(last.begin() + first, last.begin() + end, in_.n_tokens);
+        return;
+    }
+    for (uint32_t t = 0; t < in_.n_tokens; ++t) {
+        const float * scores = in_.scores + t * in_.scores_stride;
+        for (uint32_t i = first; i < end; ++i) {
+            if (activate(activation_, scores[i], state_.layout.threshold) != 0.0f) {
+                last[i] = t + 1;
+            }
+        }
+    }
+}
+
+void FfnRun::list_selected() {
+    Session & s = session();
+    s.selection.clear();
+    for (uint32_t i = 0; i < state_.layout.n_ff; ++i) {
+        if (s.last[i] != 0) {
+            s.selection.push_back({ i, s.last[i] - 1 });
+        }
+    }
+    s.rows.resize(s.selection.size());
+    for (const Selected & selected : s.selection) {
+        if (state_.cache.slot(selected.neuron) != NeuronCache::none) {
+            state_.cache.touch(selected);
+        }
+    }
+    state_.counters.selected += s.selection.size();
+}
+
+bool FfnRun::should_stream() const {
+    const Prefill prefill = op_.model_->settings().prefill;
+    if (prefill == Prefill::select || in_.n_tokens < 2) {
+        return false;
+    }
+    if (prefill == Prefill::stream) {
+        return true;
+    }
+    uint64_t missing = 0;
+    for (const Selected & s : session().selection) {
+        missing += state_.cache.slot(s.neuron) == NeuronCache::none;
+    }
+    return in_.n_tokens >= stream_tokens && missing * 2 > state_.layout.n_ff;
+}
+
+} // namespace gguf_flash

@@ -1,0 +1,152 @@
+#include "gguf_flash/model.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+namespace gguf_flash {
+
+namespace {
+
+// A number followed by one of the units, or nothing.
+bool parse_number(const std::string & text, double & number, std::string & unit) {
+    char * end = nullptr;
+    number = std::strtod(text.c_str(), &end);
+    if (end == text.c_str() || !std::isfinite(number) || number < 0) {
+        return false;
+    }
+    while (*end == ' ') {
+        ++end;
+    }
+    unit = end;
+    return true;
+}
+
+double unit_bytes(std::string unit) {
+    if (unit.size() > 1 && (unit.back() == 'B' || unit.back() == 'b')) {
+        unit.pop_back();
+    }
+    const bool binary = unit.size() == 2 && unit[1] == 'i';
+    const char * letters = "KMGT";
+    const char * at = unit.empty() ? nullptr : std::strchr(letters, std::toupper(unit[0]));
+    if (at == nullptr || (unit.size() != 1 && !binary)) {
+        return unit.empty() || unit == "B" ? 1 : 0;
+    }
+    return std::pow(binary ? 1024.0 : 1000.0, double(at - letters) + 1);
+}
+
+Status bad(const std::string & name, const std::string & expected, const std::string & value) {
+    return { Code::argument, "cannot set '" + name + "': " + expected + " expected, found '" + value + "'" };
+}
+
+Status set_ram(Settings & s, const std::string & value) {
+    double number = 0;
+    std::string unit;
+    const char * expected = "bytes such as 200MiB or a share such as 60%";
+    if (value == "auto") {
+        s.ram_bytes = 0;
+        s.ram_share = 0;
+        return {};
+    }
+    if (!parse_number(value, number, unit)) {
+        return bad("ram", expected, value);
+    }
+    if (unit == "%") {
+        if (number > 100) {
+            return bad("ram", "a share from 0% to 100%", value);
+        }
+        s.ram_bytes = 0;
+        s.ram_share = std::max(number / 100, 1e-9);
+        return {};
+    }
+    if (unit_bytes(unit) == 0 || number * unit_bytes(unit) >= 1e18) {
+        return bad("ram", expected, value);
+    }
+    s.ram_bytes = uint64_t(number * unit_bytes(unit));
+    s.ram_share = 0;
+    return {};
+}
+
+template <typename T>
+Status set_integer(const std::string & name, const std::string & value, long min, long max, T & to) {
+    char * end = nullptr;
+    const long n = std::strtol(value.c_str(), &end, 10);
+    if (value.empty() || *end != 0 || n < min || n > max) {
+        return bad(name, "an integer from " + std::to_string(min) + " to " + std::to_string(max), value);
+    }
+    to = T(n);
+    return {};
+}
+
+Status set_threshold(Settings & s, const std::string & value) {
+    double number = 0;
+    std::string unit;
+    if (!parse_number(value, number, unit) || !unit.empty()) {
+        return bad("threshold", "a number, zero or more,", value);
+    }
+    s.threshold = number;
+    return {};
+}
+
+Status set_choice(Settings & s, const std::string & name, const std::string & value) {
+    if (name == "policy") {
+        if (value != "budget" && value != "window") {
+            return bad(name, "budget or window", value);
+        }
+        s.policy = value == "budget" ? Policy::budget : Policy::window;
+    } else {
+        if (value != "auto" && value != "select" && value != "stream") {
+            return bad(name, "auto, select or stream", value);
+        }
+        s.prefill = value == "auto" ? Prefill::automatic : value == "select" ? Prefill::select : Prefill::stream;
+    }
+    return {};
+}
+
+template <typename T> Status assign(Result<T> parsed, T & to) {
+    if (parsed.ok()) {
+        to = parsed.value();
+    }
+    return parsed.status();
+}
+
+} // namespace
+
+const std::vector<std::string> & Settings::names() {
+    static const std::vector<std::string> all = { "ram", "window", "policy", "reader", "depth",
+                                                  "prefill", "threshold", "activation", "faults" };
+    return all;
+}
+
+Status Settings::set(const std::string & name, const std::string & value) {
+    if (name == "ram") {
+        return set_ram(*this, value);
+    }
+    if (name == "window") {
+        return set_integer(name, value, 1, 1000000, window);
+    }
+    if (name == "depth") {
+        return set_integer(name, value, 1, 4096, depth);
+    }
+    if (name == "policy" || name == "prefill") {
+        return set_choice(*this, name, value);
+    }
+    if (name == "reader") {
+        return assign(parse_reader(value), reader);
+    }
+    if (name == "threshold") {
+        return set_threshold(*this, value);
+    }
+    if (name == "activation") {
+        return assign(parse_activation(value), activation);
+    }
+    if (name == "faults") {
+        faults = value;
+        return value.empty() ? Status() : FaultPlan::parse(value).status();
+    }
+    return { Code::argument, "unknown setting 'flash_ffn." + name + "'" };
+}
+
+} // namespace gguf_flash

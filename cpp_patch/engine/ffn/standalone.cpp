@@ -1,0 +1,166 @@
+#include "gguf_flash/standalone.h"
+
+#include "ggml-cpu.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <thread>
+
+namespace gguf_flash {
+
+struct Standalone::LayerWeights {
+    std::vector<float>   gate_bias, up_bias, down_bias; // empty: the file has none
+    std::vector<uint8_t> deciding; // gate mode: the rows of the matrix that decides
+    int                  deciding_type = 0;
+};
+
+namespace {
+
+// Runs f(0..n-1), each on a thread of its own, 0 on the caller's.
+void run_threads(int n, const std::function<void(int)> & f) {
+    std::vector<std::thread> threads;
+    for (int i = 1; i < n; ++i) {
+        threads.emplace_back(f, i);
+    }
+    f(0);
+    for (std::thread & t : threads) {
+        t.join();
+    }
+}
+
+} // namespace
+
+Standalone::Standalone() = default;
+Standalone::~Standalone() = default;
+
+Result<std::shared_ptr<Standalone>> Standalone::open(const std::string & path, const Settings & settings) {
+    ggml_cpu_init(); // tables of halves
+    std::shared_ptr<Standalone> out(new Standalone());
+    Result<std::shared_ptr<Model>> model = Model::open(split_paths(path), path, settings);
+    if (!model.ok()) {
+        return model.status();
+    }
+    out->model_ = model.value();
+    Status status = out->load();
+    if (!status.ok()) {
+        return status;
+    }
+    return out;
+}
+
+Status Standalone::load() {
+    const Layout & layout = model_->layout();
+    for (const LayerLayout & l : layout.layers) {
+        const std::string block = "blk." + std::to_string(l.layer) + ".ffn_";
+        LayerWeights w;
+        Status status = read_bias(block + "gate.bias", l.n_ff, w.gate_bias);
+        status = status.ok() ? read_bias(block + "up.bias", l.n_ff, w.up_bias) : status;
+        status = status.ok() ? read_bias(block + "down.bias", layout.n_embd, w.down_bias) : status;
+        if (status.ok() && layout.select == Select::gate) {
+            const std::string name = block + (layout.gated ? "gate" : "up") + ".weight";
+            w.deciding_type = layout.tensor(name)->type; // R17 proved it is there
+            status = read(name, true, w.deciding);
+        }
+        if (!status.ok()) {
+            return status;
+        }
+        layers_.push_back(std::move(w));
+    }
+    return {};
+}
+
+Status Standalone::read(const std::string & name, bool required, std::vector<uint8_t> & to) const {
+    const TensorPlace * place = model_->layout().tensor(name);
+    if (place == nullptr) {
+        return required ? Status(Code::corrupt, "tensor '" + name + "' is missing in '" + model_->label() + "'") : Status();
+    }
+    const std::string & path = model_->layout().files[place->file];
+    std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
+    to.resize(place->bytes);
+    if (!file || fseeko(file.get(), off_t(place->offset), SEEK_SET) != 0 ||
+        std::fread(to.data(), 1, to.size(), file.get()) != to.size()) {
+        return { Code::io, "cannot read tensor '" + name + "' of '" + path + "': " + std::strerror(errno) };
+    }
+    return {};
+}
+
+Status Standalone::read_bias(const std::string & name, uint32_t n, std::vector<float> & to) const {
+    std::vector<uint8_t> raw;
+    Status status = read(name, false, raw);
+    if (!status.ok() || raw.empty()) {
+        return status;
+    }
+    const TensorPlace & place = *model_->layout().tensor(name);
+    if (place.type != GGML_TYPE_F32 || raw.size() != n * sizeof(float)) {
+        return { Code::unsupported, "tensor '" + name + "' of '" + model_->label() + "': " + std::to_string(n) +
+                                    " values of type F32 expected" };
+    }
+    to.resize(n);
+    std::memcpy(to.data(), raw.data(), raw.size());
+    return {};
+}
+
+// scores[n_tokens, n_ff] of the resident deciding matrix, this thread's neurons.
+void Standalone::score(const LayerWeights & w, const float * x, uint32_t n_tokens, std::vector<float> & scores, int ith,
+                       int nth) const {
+    const uint32_t n_embd = model_->layout().n_embd, n_ff = uint32_t(scores.size() / n_tokens);
+    const ggml_type_traits_cpu * cpu = ggml_get_type_traits_cpu(ggml_type(w.deciding_type));
+    const size_t row = ggml_row_size(ggml_type(w.deciding_type), n_embd);
+    std::vector<uint8_t> converted(ggml_row_size(cpu->vec_dot_type, n_embd));
+    const std::vector<float> & bias = model_->layout().gated ? w.gate_bias : w.up_bias;
+    for (uint32_t t = 0; t < n_tokens; ++t) {
+        const void * xt = x + size_t(t) * n_embd;
+        if (cpu->vec_dot_type != GGML_TYPE_F32) {
+            ggml_get_type_traits_cpu(cpu->vec_dot_type)->from_float(x + size_t(t) * n_embd, converted.data(), n_embd);
+            xt = converted.data();
+        }
+        for (uint32_t i = uint32_t(uint64_t(n_ff) * ith / nth); i < uint64_t(n_ff) * (ith + 1) / nth; ++i) {
+            float sum = 0.0f;
+            cpu->vec_dot(int(n_embd), &sum, 0, w.deciding.data() + i * row, 0, xt, 0, 1);
+            scores[size_t(t) * n_ff + i] = sum + (bias.empty() ? 0.0f : bias[i]);
+        }
+    }
+}
+
+Status Standalone::ffn(uint32_t layer, const float * x, uint32_t n_tokens, float * out, int n_threads) {
+    const int index = model_->index_of(layer);
+    if (index < 0) {
+        return { Code::argument, "layer " + std::to_string(layer) + " of '" + model_->label() + "' is not bundled" };
+    }
+    if (n_threads < 1 || n_threads > 1024) {
+        return { Code::argument, "1 to 1024 threads expected, found " + std::to_string(n_threads) };
+    }
+    if (n_tokens == 0) {
+        return {};
+    }
+    const Layout & layout = model_->layout();
+    const LayerWeights & w = layers_[size_t(index)];
+    std::vector<float> scores;
+    if (layout.select == Select::gate) {
+        scores.resize(size_t(n_tokens) * layout.layers[size_t(index)].n_ff);
+        run_threads(n_threads, [&](int ith) { score(w, x, n_tokens, scores, ith, n_threads); });
+    }
+    FfnInput in;
+    in.n_tokens = n_tokens;
+    in.x = x;
+    in.x_stride = in.out_stride = layout.n_embd;
+    in.scores = scores.empty() ? nullptr : scores.data();
+    in.scores_stride = layout.layers[size_t(index)].n_ff;
+    in.gate_bias = w.gate_bias.empty() ? nullptr : w.gate_bias.data();
+    in.up_bias = w.up_bias.empty() ? nullptr : w.up_bias.data();
+    in.out = out;
+    FfnOp op(model_, index);
+    run_threads(n_threads, [&](int ith) { op.run(in, ith, n_threads); });
+    for (uint32_t t = 0; op.status().ok() && t < n_tokens && !w.down_bias.empty(); ++t) {
+        for (uint32_t i = 0; i < layout.n_embd; ++i) {
+            out[size_t(t) * layout.n_embd + i] += w.down_bias[i];
+        }
+    }
+    return op.status();
+}
+
+} // namespace gguf_flash

@@ -1,0 +1,64 @@
+// The FFN of one layer over the neurons its tokens activate (paper, sections 3 and 4).
+//
+// Output bits depend on the weights and the input only: not on the budget, the window, the reader,
+// the number of threads or the order in which reads complete. Every dot product is ggml's own for
+// the row's type; down rows are added in the order of their neurons, each thread its own columns.
+#pragma once
+
+#include "gguf_flash/model.h"
+
+#include <atomic>
+
+namespace gguf_flash {
+
+// All arrays are float, rows contiguous, row starts given by the strides (in floats).
+struct FfnInput {
+    uint32_t      n_tokens = 0;
+    const float * x = nullptr;         // [n_tokens, n_embd], what the FFN gets as input
+    size_t        x_stride = 0;
+    const float * scores = nullptr;    // gate mode: [n_tokens, n_ff], the deciding part's output, bias added
+    size_t        scores_stride = 0;
+    const float * gate_bias = nullptr; // [n_ff] or null; for parts that are in the bundle
+    const float * up_bias = nullptr;   // [n_ff] or null
+    float *       out = nullptr;       // [n_tokens, n_embd], without the down bias
+    size_t        out_stride = 0;
+    Activation    activation = Activation::from_graph; // what the graph asks for; the file's choice wins
+};
+
+// Lets nth threads meet. Waiting spins briefly, then yields: on a small machine the thread everybody
+// waits for may need the processor.
+class Barrier {
+public:
+    void wait(int nth);
+
+private:
+    std::atomic<int> arrived_{ 0 };
+    std::atomic<int> generation_{ 0 };
+};
+
+// One FFN call site. run() is entered by nth threads with the same input; different FfnOps of one
+// model may run at the same time.
+class FfnOp {
+public:
+    FfnOp(std::shared_ptr<Model> model, int layer_index);
+    ~FfnOp();
+
+    // After the last thread has left, status() says whether out is valid; on an error it is zero.
+    void run(const FfnInput & in, int ith, int nth);
+    const Status & status() const { return status_; }
+    const Model & model() const { return *model_; }
+
+private:
+    friend class FfnRun;
+
+    std::shared_ptr<Model>   model_;
+    int                      layer_index_;
+    Status                   status_;
+    Barrier                  barrier_;
+    std::unique_ptr<Session> session_; // on loan while run() is under way
+};
+
+// act(v), zero when the threshold cuts it: v <= t for relu and relu_sqr, |act(v)| <= t for the others.
+float activate(Activation activation, float v, float threshold);
+
+} // namespace gguf_flash

@@ -1,0 +1,34 @@
+// A layer's FFN without llama.cpp: what the Python package's open_model() runs.
+#pragma once
+
+#include "gguf_flash/ffn.h"
+
+namespace gguf_flash {
+
+class Standalone {
+public:
+    // Opens path (or the split set it starts) and loads what the bundles do not hold: biases and, in
+    // gate mode, the deciding matrices. These count as resident weights; the rest of the file's
+    // resident weights is not loaded, but is counted in the budget as it would be under llama.cpp.
+    static Result<std::shared_ptr<Standalone>> open(const std::string & path, const Settings & settings);
+    ~Standalone();
+
+    Model & model() { return *model_; }
+    // out[n_tokens, n_embd] = FFN of layer (a block index) at x[n_tokens, n_embd], biases included.
+    // Any number of threads may call it at the same time; each call runs on n_threads of its own.
+    Status ffn(uint32_t layer, const float * x, uint32_t n_tokens, float * out, int n_threads);
+
+private:
+    struct LayerWeights;
+    Standalone();
+    Status load();
+    Status read(const std::string & name, bool required, std::vector<uint8_t> & to) const;
+    Status read_bias(const std::string & name, uint32_t n, std::vector<float> & to) const;
+    void   score(const LayerWeights & w, const float * x, uint32_t n_tokens, std::vector<float> & scores, int ith,
+                 int nth) const;
+
+    std::shared_ptr<Model>    model_;
+    std::vector<LayerWeights> layers_;
+};
+
+} // namespace gguf_flash
