@@ -1,0 +1,36 @@
+// Private to hooks/.
+#pragma once
+
+#include "gguf_flash_hooks.h"
+
+#include "ggml-cpp.h"
+#include "gguf_flash/model.h"
+
+#include <map>
+
+// Owned by llama_model::impl. Virtual tensors point at address space that is reserved and never
+// readable: the scheduler sees weights that have a buffer, and a stray access faults at once.
+struct gguf_flash_model {
+    gguf_flash_model(const llama_model & owner, std::shared_ptr<gguf_flash::Model> engine, bool overridden);
+    ~gguf_flash_model();
+
+    ggml_tensor * virtual_tensor(const std::string & name, const std::initializer_list<int64_t> & ne);
+
+    const llama_model *                owner;
+    std::shared_ptr<gguf_flash::Model> engine;
+    bool                               activation_overridden; // by metadata or by the user
+
+private:
+    struct expected_shape;
+    bool expected(const std::string & name, expected_shape & shape) const;
+
+    void *                               reserved       = nullptr;
+    size_t                               reserved_bytes = 0;
+    ggml_context_ptr                     ctx;
+    ggml_backend_buffer_ptr              buffer;
+    std::map<std::string, ggml_tensor *> tensors;
+};
+
+// The flash model a virtual tensor (or a view of one) belongs to, null for every other tensor.
+gguf_flash_model * flash_model_of(const ggml_tensor * tensor);
+bool               any_flash_model();

@@ -1,0 +1,60 @@
+// What the patches call: the only door between llama.cpp and the engine.
+//
+//   upstream function                    hook
+//   llama_model_base::load_tensors       gguf_flash_open
+//   llama_model_base::create_tensor      gguf_flash_virtual_tensor
+//   llm_graph_context::build_ffn         gguf_flash_build_ffn
+//   llama_context::graph_compute         gguf_flash_compute
+//   llama_model_save_to_file             gguf_flash_refuse_save
+//
+// For a file that is not a flash-GGUF, and for every file when GGUF_FLASH_DISABLE=1, each hook does
+// nothing: the first returns null, which makes the others step aside.
+#pragma once
+
+#include "ggml-backend.h"
+#include "ggml.h"
+
+#include <initializer_list>
+#include <memory>
+#include <string>
+
+struct gguf_flash_model; // the engine of one llama_model, and its virtual tensors
+struct llama_model;
+struct llama_model_loader;
+struct llm_graph_context;
+
+struct gguf_flash_model_deleter {
+    void operator()(gguf_flash_model * model) const;
+};
+using gguf_flash_model_ptr = std::unique_ptr<gguf_flash_model, gguf_flash_model_deleter>;
+
+// Opens the flash section if ml has one: takes the bundles out of ml's list of tensors, so that
+// nothing loads them, and turns mmap off (a mapping of the whole file would fill RAM with bundles).
+// Throws std::runtime_error, which llama.cpp reports as a failed load.
+gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model & model);
+
+// A tensor with the shape and type of a bundled matrix, whose data must not be touched; null if the
+// matrix is not bundled. Throws std::runtime_error if the architecture expects another shape.
+ggml_tensor * gguf_flash_virtual_tensor(gguf_flash_model * flash, const std::string & name,
+                                        const std::initializer_list<int64_t> & ne, int flags);
+
+// The weights of one build_ffn call, any of them null.
+struct gguf_flash_ffn_weights {
+    ggml_tensor * up, * up_b, * up_s;
+    ggml_tensor * gate, * gate_b, * gate_s;
+    ggml_tensor * down, * down_b, * down_s;
+    ggml_tensor * act_scales;
+};
+
+// The FFN's output computed by the engine, or null if none of the weights is virtual. type_op and
+// type_gate are llm_ffn_op_type and llm_ffn_gate_type. Throws std::runtime_error for an FFN the
+// engine does not compute.
+ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor * cur,
+                                   const gguf_flash_ffn_weights & w, int type_op, int type_gate, int il);
+
+// ggml_backend_sched_graph_compute_async, then GGML_STATUS_FAILED if the engine met an error. Refuses a
+// graph that reads a virtual tensor elsewhere than in build_ffn.
+ggml_status gguf_flash_compute(ggml_backend_sched_t sched, ggml_cgraph * gf);
+
+// True, with an error in the log, if the model's FFN weights are not in memory to be saved.
+bool gguf_flash_refuse_save(const llama_model * model);

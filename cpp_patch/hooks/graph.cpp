@@ -1,0 +1,204 @@
+// Graph: every bundled FFN becomes one custom op on all threads.
+#include "flash_model.h"
+
+#include "gguf_flash/ffn.h"
+
+#include "llama-graph.h"
+#include "llama-impl.h"
+#include "llama-model.h"
+
+#include <cstring>
+
+namespace {
+
+using gguf_flash::Activation;
+
+[[noreturn]] void refuse(int il, const std::string & message) {
+    throw std::runtime_error("gguf_flash: cannot run the FFN of layer " + std::to_string(il) + " from flash: " + message);
+}
+
+// What the op needs from graph to graph. Owned by the graph's result, as its inputs are; nothing in
+// it depends on the micro-batch, so the graph may be reused.
+class flash_call : public llm_graph_input_i {
+public:
+    flash_call(gguf_flash_model & flash, int index) : op(flash.engine, index) {}
+
+    void set_input(const llama_ubatch * ubatch) override { GGML_UNUSED(ubatch); }
+    bool can_reuse(const llm_graph_params & params) override {
+        GGML_UNUSED(params);
+        return true;
+    }
+
+    gguf_flash::FfnOp op;
+    Activation        activation = Activation::from_graph;
+    // Indices into the op's sources, 0 when absent: source 0 is the FFN's input.
+    int               scores = 0, gate_bias = 0, up_bias = 0;
+};
+
+const float * source(const ggml_tensor * dst, int i) {
+    return i == 0 ? nullptr : static_cast<const float *>(dst->src[i]->data);
+}
+
+void run_flash_ffn(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    flash_call &         call = *static_cast<flash_call *>(userdata);
+    const ggml_tensor *  x    = dst->src[0];
+    gguf_flash::FfnInput in;
+    in.n_tokens      = uint32_t(ggml_nrows(x));
+    in.x             = static_cast<const float *>(x->data);
+    in.x_stride      = x->nb[1] / sizeof(float);
+    in.scores        = source(dst, call.scores);
+    in.scores_stride = call.scores == 0 ? 0 : dst->src[call.scores]->nb[1] / sizeof(float);
+    in.gate_bias     = source(dst, call.gate_bias);
+    in.up_bias       = source(dst, call.up_bias);
+    in.out           = static_cast<float *>(dst->data);
+    in.out_stride    = dst->nb[1] / sizeof(float);
+    in.activation    = call.activation;
+    call.op.run(in, ith, nth);
+}
+
+// The call behind one of our nodes, null for any other node. A custom op keeps its function in the
+// first bytes of op_params (ggml_custom_op_params).
+flash_call * call_of(const ggml_tensor * node) {
+    ggml_custom_op_t fun = nullptr;
+    void *           userdata = nullptr;
+    if (node->op != GGML_OP_CUSTOM) {
+        return nullptr;
+    }
+    std::memcpy(&fun, node->op_params, sizeof(fun));
+    std::memcpy(&userdata, reinterpret_cast<const char *>(node->op_params) + 2 * sizeof(void *), sizeof(userdata));
+    return fun == run_flash_ffn ? static_cast<flash_call *>(userdata) : nullptr;
+}
+
+Activation activation_of(int type_op) {
+    switch (type_op) {
+        case LLM_FFN_SILU:
+        case LLM_FFN_SWIGLU:   return Activation::silu;
+        case LLM_FFN_GELU:
+        case LLM_FFN_GEGLU:    return Activation::gelu;
+        case LLM_FFN_RELU:
+        case LLM_FFN_REGLU:    return Activation::relu;
+        case LLM_FFN_RELU_SQR: return Activation::relu_sqr;
+        default:               return Activation::from_graph;
+    }
+}
+
+void check_supported(const llm_graph_context & graph, const gguf_flash::Layout & layout, const gguf_flash_ffn_weights & w,
+                     int type_op, int type_gate, int il) {
+    const bool pair = type_op == LLM_FFN_SWIGLU || type_op == LLM_FFN_GEGLU || type_op == LLM_FFN_REGLU;
+    if (activation_of(type_op) == Activation::from_graph) {
+        refuse(il, "its activation (llm_ffn_op_type " + std::to_string(type_op) + ") is not supported");
+    }
+    if (w.act_scales != nullptr || w.up_s != nullptr || w.gate_s != nullptr) {
+        refuse(il, "scaled weights are not supported");
+    }
+    if (w.down == nullptr || (w.gate != nullptr && type_gate != LLM_FFN_PAR)) {
+        refuse(il, "the architecture does not compute it as down(act(gate) * up); run the dense model");
+    }
+    if ((layout.gated && !layout.fused) != (w.gate != nullptr) || layout.fused != pair) {
+        refuse(il, "the file's gated or fused key does not fit the architecture; convert the model again");
+    }
+    if (type_op == LLM_FFN_SILU && w.gate != nullptr && graph.hparams.swiglu_clamp_shexp[size_t(il)] > 1e-6f) {
+        refuse(il, "clamped SwiGLU is not supported");
+    }
+}
+
+ggml_tensor * as_f32(const llm_graph_context & graph, ggml_tensor * t) {
+    return t->type == GGML_TYPE_F32 ? t : ggml_cast(graph.ctx0, t, GGML_TYPE_F32);
+}
+
+// The sources of the op, in the order call records; at most input, scores and one bias, or two biases.
+int collect_sources(const llm_graph_context & graph, const gguf_flash::Layout & layout, const gguf_flash_ffn_weights & w,
+                    ggml_tensor * cur, flash_call & call, ggml_tensor ** args, int il) {
+    int n = 0;
+    args[n++] = cur;
+    auto add = [&](ggml_tensor * t) {
+        args[n] = as_f32(graph, t);
+        return n++;
+    };
+    if (layout.select == gguf_flash::Select::gate) {
+        ggml_tensor * deciding = layout.gated ? w.gate : w.up;
+        ggml_tensor * bias     = layout.gated ? w.gate_b : w.up_b;
+        ggml_tensor * scores   = graph.build_lora_mm(deciding, cur);
+        scores = bias != nullptr ? ggml_add(graph.ctx0, scores, bias) : scores;
+        graph.cb(scores, layout.gated ? "ffn_gate" : "ffn_up", il);
+        call.scores = add(scores);
+        call.up_bias = layout.gated && w.up_b != nullptr ? add(w.up_b) : 0;
+        return n;
+    }
+    call.gate_bias = w.gate_b != nullptr ? add(w.gate_b) : 0;
+    call.up_bias   = w.up_b != nullptr ? add(w.up_b) : 0;
+    return n;
+}
+
+// Every source of every node must be ordinary, or belong to one of our ops.
+const ggml_tensor * stray_virtual_source(ggml_cgraph * gf) {
+    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
+        const ggml_tensor * node = ggml_graph_node(gf, i);
+        for (const ggml_tensor * src : node->src) {
+            if (flash_model_of(src) != nullptr) {
+                return src;
+            }
+        }
+    }
+    return nullptr;
+}
+
+} // namespace
+
+ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor * cur,
+                                   const gguf_flash_ffn_weights & w, int type_op, int type_gate, int il) {
+    gguf_flash_model * flash = nullptr;
+    for (const ggml_tensor * t : { w.down, w.up, w.gate }) {
+        flash = flash != nullptr ? flash : flash_model_of(t);
+    }
+    if (flash == nullptr) {
+        return nullptr;
+    }
+    const gguf_flash::Layout & layout = flash->engine->layout();
+    check_supported(graph, layout, w, type_op, type_gate, il);
+    const Activation wanted = activation_of(type_op);
+    if (layout.activation != Activation::from_graph && layout.activation != wanted && !flash->activation_overridden) {
+        refuse(il, std::string("the file says activation ") + gguf_flash::to_string(layout.activation) +
+                   ", the architecture " + gguf_flash::to_string(wanted) +
+                   "; convert again, or set flash_ffn.activation to the one the model was trained with");
+    }
+    // The name carries the block: il counts graph layers, which need not be blocks.
+    unsigned block = 0;
+    sscanf(w.down->name, "blk.%u.", &block);
+    auto call = std::make_unique<flash_call>(*flash, flash->engine->index_of(block));
+    call->activation = wanted;
+
+    cur = ggml_is_contiguous(cur) ? cur : ggml_cont(graph.ctx0, cur);
+    ggml_tensor * args[4];
+    const int     n_args = collect_sources(graph, layout, w, cur, *call, args, il);
+    ggml_tensor * out = ggml_custom_4d(graph.ctx0, GGML_TYPE_F32, cur->ne[0], cur->ne[1], cur->ne[2], cur->ne[3], args,
+                                       n_args, run_flash_ffn, GGML_N_TASKS_MAX, call.get());
+    graph.res->add_input(std::move(call));
+    graph.cb(out, "ffn_flash", il);
+    if (w.down_b != nullptr) {
+        out = ggml_add(graph.ctx0, out, w.down_b);
+    }
+    return w.down_s != nullptr ? ggml_mul(graph.ctx0, out, w.down_s) : out;
+}
+
+ggml_status gguf_flash_compute(ggml_backend_sched_t sched, ggml_cgraph * gf) {
+    if (!any_flash_model()) {
+        return ggml_backend_sched_graph_compute_async(sched, gf);
+    }
+    if (const ggml_tensor * stray = stray_virtual_source(gf)) {
+        const std::string message = "tensor '" + std::string(stray->name) + "' is on flash, but this architecture "
+                                    "reads it outside build_ffn; run the dense model";
+        flash_model_of(stray)->engine->set_last_error({ gguf_flash::Code::unsupported, message });
+        LLAMA_LOG_ERROR("gguf_flash: %s\n", message.c_str());
+        return GGML_STATUS_FAILED;
+    }
+    ggml_status status = ggml_backend_sched_graph_compute_async(sched, gf);
+    for (int i = 0; i < ggml_graph_n_nodes(gf) && status == GGML_STATUS_SUCCESS; ++i) {
+        const flash_call * call = call_of(ggml_graph_node(gf, i));
+        if (call != nullptr && !call->op.status().ok()) {
+            LLAMA_LOG_ERROR("gguf_flash: %s\n", call->op.status().message().c_str());
+            status = GGML_STATUS_FAILED;
+        }
+    }
+    return status;
+}

@@ -1,0 +1,257 @@
+// Loading: settings, the engine, virtual tensors.
+#include "flash_model.h"
+
+#include "llama-impl.h"
+#include "llama-model-loader.h"
+#include "llama-model.h"
+
+#include "ggml-backend.h"
+#include "gguf.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdlib>
+#include <mutex>
+#include <shared_mutex>
+
+namespace {
+
+using gguf_flash::Settings;
+using gguf_flash::Status;
+
+constexpr const char * key_version = "flash_ffn.version";
+
+[[noreturn]] void refuse(const std::string & message) {
+    throw std::runtime_error("gguf_flash: " + message);
+}
+
+void apply(Settings & settings, const std::string & name, const std::string & value) {
+    const Status status = settings.set(name, value);
+    if (!status.ok()) {
+        refuse(status.message());
+    }
+}
+
+// Defaults that the file carries, for the names that are plain strings or integers there.
+void settings_from_file(Settings & settings, const gguf_context * metadata) {
+    for (const char * name : { "ram", "window", "policy", "reader", "depth", "prefill" }) {
+        const int64_t id = gguf_find_key(metadata, (std::string("flash_ffn.") + name).c_str());
+        if (id < 0) {
+            continue;
+        }
+        if (gguf_get_kv_type(metadata, id) == GGUF_TYPE_STRING) {
+            apply(settings, name, gguf_get_val_str(metadata, id));
+        } else if (gguf_get_kv_type(metadata, id) == GGUF_TYPE_UINT32) {
+            apply(settings, name, std::to_string(gguf_get_val_u32(metadata, id)));
+        }
+    }
+}
+
+void settings_from_environment(Settings & settings) {
+    for (const std::string & name : Settings::names()) {
+        std::string variable = "GGUF_FLASH_" + name;
+        std::transform(variable.begin(), variable.end(), variable.begin(), ::toupper);
+        const char * value = std::getenv(variable.c_str());
+        if (value != nullptr && *value != 0) {
+            apply(settings, name, value);
+        }
+    }
+}
+
+std::string text_of(const llama_model_kv_override & o) {
+    switch (o.tag) {
+        case LLAMA_KV_OVERRIDE_TYPE_INT:   return std::to_string(o.val_i64);
+        case LLAMA_KV_OVERRIDE_TYPE_FLOAT: return std::to_string(o.val_f64);
+        case LLAMA_KV_OVERRIDE_TYPE_BOOL:  return o.val_bool ? "true" : "false";
+        default:                           return o.val_str;
+    }
+}
+
+void settings_from_overrides(Settings & settings, const llama_model_loader & ml) {
+    const std::string prefix = "flash_ffn.";
+    for (const auto & [key, value] : ml.kv_overrides) {
+        if (key.rfind(prefix, 0) == 0) {
+            apply(settings, key.substr(prefix.size()), text_of(value));
+        }
+    }
+}
+
+// The loader keeps no path: its open files are reached through /proc, and named by what they link to.
+std::vector<std::string> open_paths(const llama_model_loader & ml, std::string & label) {
+    std::vector<std::string> paths;
+    for (const auto & file : ml.files) {
+        paths.push_back("/proc/self/fd/" + std::to_string(file->file_id()));
+    }
+    char          name[PATH_MAX];
+    const ssize_t n = paths.empty() ? -1 : readlink(paths[0].c_str(), name, sizeof(name));
+    label           = n > 0 ? std::string(name, size_t(n)) : "model";
+    return paths;
+}
+
+// The bundles leave the loader's list; each counts as the weights it holds.
+void take_bundles(llama_model_loader & ml, const gguf_flash::Layout & layout) {
+    for (const gguf_flash::LayerLayout & layer : layout.layers) {
+        ml.weights_map.erase("blk." + std::to_string(layer.layer) + ".ffn_bundle.weight");
+        ml.n_tensors -= 1;
+        ml.n_elements -= layer.stride * layer.n_ff;
+        ml.n_elements += uint64_t(layout.n_embd) * layer.n_ff * layer.parts.size();
+    }
+}
+
+std::shared_mutex                  registry_mutex;
+std::vector<gguf_flash_model *>    registry;
+std::vector<ggml_backend_buffer_t> registry_buffers; // of the same index
+
+} // namespace
+
+gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model & model) {
+    const char * disable = std::getenv("GGUF_FLASH_DISABLE");
+    if ((disable != nullptr && std::string(disable) == "1") || ml.metadata == nullptr ||
+        gguf_find_key(ml.metadata, key_version) < 0) {
+        return nullptr;
+    }
+    for (const llama_device & device : model.devices) {
+        if (std::string(ggml_backend_dev_name(device.dev)).rfind("RPC", 0) == 0) {
+            refuse("a flash-GGUF runs on this machine's CPU only; start without RPC devices");
+        }
+    }
+    Settings settings;
+    settings_from_file(settings, ml.metadata);
+    settings_from_environment(settings);
+    settings_from_overrides(settings, ml);
+    std::string                    label;
+    const std::vector<std::string> paths  = open_paths(ml, label);
+    auto                           engine = gguf_flash::Model::open(paths, label, settings, !ml.no_alloc);
+    if (!engine.ok()) {
+        refuse(engine.status().message());
+    }
+    take_bundles(ml, engine.value()->layout());
+    ml.use_mmap = false;
+    const std::string hidden     = ml.arch_name + ".hidden_activation";
+    const bool        overridden = settings.activation != gguf_flash::Activation::from_graph ||
+                            gguf_find_key(ml.metadata, hidden.c_str()) >= 0;
+    const gguf_flash::Stats stats = engine.value()->stats();
+    LLAMA_LOG_INFO("gguf_flash: %s, reader %s, %.1f MiB resident, %.1f MiB neuron cache, %.1f MiB on flash\n",
+                   label.c_str(), stats.reader.c_str(), double(stats.resident_bytes) / (1 << 20),
+                   double(stats.cache_bytes) / (1 << 20), double(engine.value()->layout().bundle_bytes()) / (1 << 20));
+    return gguf_flash_model_ptr(new gguf_flash_model(model, engine.value(), overridden));
+}
+
+ggml_tensor * gguf_flash_virtual_tensor(gguf_flash_model * flash, const std::string & name,
+                                        const std::initializer_list<int64_t> & ne, int flags) {
+    GGML_UNUSED(flags);
+    return flash == nullptr ? nullptr : flash->virtual_tensor(name, ne);
+}
+
+bool gguf_flash_refuse_save(const llama_model * model) {
+    if (gguf_flash::attached(model) == nullptr) {
+        return false;
+    }
+    LLAMA_LOG_ERROR("gguf_flash: cannot save the model: its FFN weights are on flash, not in memory; "
+                    "copy the flash-GGUF file instead\n");
+    return true;
+}
+
+void gguf_flash_model_deleter::operator()(gguf_flash_model * model) const {
+    delete model;
+}
+
+struct gguf_flash_model::expected_shape {
+    int64_t   ne0, ne1;
+    ggml_type type;
+};
+
+gguf_flash_model::gguf_flash_model(const llama_model & owner, std::shared_ptr<gguf_flash::Model> engine, bool overridden)
+    : owner(&owner), engine(std::move(engine)), activation_overridden(overridden) {
+    const gguf_flash::Layout & layout = this->engine->layout();
+    for (const gguf_flash::LayerLayout & layer : layout.layers) {
+        reserved_bytes = std::max(reserved_bytes, size_t(layout.n_embd) * layer.n_ff * 2 * sizeof(float));
+    }
+    reserved = mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (reserved == MAP_FAILED) {
+        reserved = nullptr;
+        refuse("cannot reserve address space for virtual weights");
+    }
+    buffer.reset(ggml_backend_cpu_buffer_from_ptr(reserved, reserved_bytes));
+    ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    ctx.reset(ggml_init({ ggml_tensor_overhead() * 3 * layout.layers.size(), nullptr, true }));
+    gguf_flash::attach(&owner, this->engine);
+    std::unique_lock<std::shared_mutex> lock(registry_mutex);
+    registry.push_back(this);
+    registry_buffers.push_back(buffer.get());
+}
+
+gguf_flash_model::~gguf_flash_model() {
+    gguf_flash::detach(owner);
+    {
+        std::unique_lock<std::shared_mutex> lock(registry_mutex);
+        const auto at = std::find(registry.begin(), registry.end(), this);
+        registry_buffers.erase(registry_buffers.begin() + (at - registry.begin()));
+        registry.erase(at);
+    }
+    buffer.reset();
+    munmap(reserved, reserved_bytes);
+}
+
+// The shape of the dense matrix that a bundle's part stands for; false for any other name.
+bool gguf_flash_model::expected(const std::string & name, expected_shape & shape) const {
+    const gguf_flash::Layout & layout = engine->layout();
+    unsigned                   il     = 0;
+    char                       part_name[8];
+    int                        used = 0;
+    if (sscanf(name.c_str(), "blk.%u.ffn_%4[a-z].weight%n", &il, part_name, &used) != 2 || size_t(used) != name.size()) {
+        return false;
+    }
+    const gguf_flash::LayerLayout * layer = layout.find(il);
+    for (const gguf_flash::PartLayout & part : layer == nullptr ? std::vector<gguf_flash::PartLayout>() : layer->parts) {
+        if (std::string(part_name) != gguf_flash::to_string(part.part) ||
+            (layout.fused && part.part == gguf_flash::Part::gate)) {
+            continue; // a fused file's gate rows are part of the graph's ffn_up
+        }
+        const bool down = part.part == gguf_flash::Part::down;
+        shape.ne0 = down ? layer->n_ff : layout.n_embd;
+        shape.ne1 = down ? layout.n_embd : layer->n_ff * (layout.fused ? 2 : 1);
+        // Informative only; a transposed row need not be whole blocks.
+        shape.type = shape.ne0 % ggml_blck_size(ggml_type(part.type)) == 0 ? ggml_type(part.type) : GGML_TYPE_F16;
+        return true;
+    }
+    return false;
+}
+
+ggml_tensor * gguf_flash_model::virtual_tensor(const std::string & name, const std::initializer_list<int64_t> & ne) {
+    const auto known = tensors.find(name);
+    if (known != tensors.end()) {
+        return known->second;
+    }
+    expected_shape shape;
+    if (!expected(name, shape)) {
+        return nullptr;
+    }
+    if (ne.size() != 2 || ne.begin()[0] != shape.ne0 || ne.begin()[1] != shape.ne1) {
+        refuse("the architecture expects tensor '" + name + "' in another shape than the bundles' " +
+               std::to_string(shape.ne0) + " by " + std::to_string(shape.ne1) + "; convert the model again");
+    }
+    ggml_tensor * tensor = ggml_new_tensor_2d(ctx.get(), shape.type, shape.ne0, shape.ne1);
+    ggml_set_name(tensor, name.c_str());
+    tensor->buffer = buffer.get();
+    tensor->data   = reserved;
+    tensors.emplace(name, tensor);
+    return tensor;
+}
+
+gguf_flash_model * flash_model_of(const ggml_tensor * tensor) {
+    if (tensor == nullptr || tensor->buffer == nullptr) {
+        return nullptr;
+    }
+    std::shared_lock<std::shared_mutex> lock(registry_mutex);
+    const auto at = std::find(registry_buffers.begin(), registry_buffers.end(), tensor->buffer);
+    return at == registry_buffers.end() ? nullptr : registry[size_t(at - registry_buffers.begin())];
+}
+
+bool any_flash_model() {
+    std::shared_lock<std::shared_mutex> lock(registry_mutex);
+    return !registry.empty();
+}
