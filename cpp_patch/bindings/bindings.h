@@ -1,0 +1,23 @@
+// Private to bindings/: what module.cpp lists, and the way an engine status becomes an exception.
+#pragma once
+
+#include "gguf_flash/status.h"
+
+#include <pybind11/pybind11.h>
+
+namespace gguf_flash {
+
+void init_model(pybind11::module_ & m);
+void init_layout(pybind11::module_ & m);
+void init_rows(pybind11::module_ & m);
+void init_machine(pybind11::module_ & m);
+
+// Raises the class of gguf_flash.errors that belongs to the status; returns when it is ok.
+void raise_if_failed(const Status & status);
+
+template <typename T> T value_or_raise(Result<T> result) {
+    raise_if_failed(result.status());
+    return std::move(result.value());
+}
+
+} // namespace gguf_flash

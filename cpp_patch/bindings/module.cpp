@@ -1,0 +1,9 @@
+#include "bindings.h"
+
+PYBIND11_MODULE(_core, m) {
+    m.doc() = "The gguf_flash engine. Use it through gguf_flash.open_model and gguf_flash.FlashLlama.";
+    gguf_flash::init_model(m);
+    gguf_flash::init_layout(m);
+    gguf_flash::init_rows(m);
+    gguf_flash::init_machine(m);
+}
