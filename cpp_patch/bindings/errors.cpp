@@ -8,13 +8,13 @@ namespace {
 
 const char * exception_class(Code code) {
     switch (code) {
-        case Code::not_flash:     return "NotFlashError";
-        case Code::corrupt:       return "CorruptFileError";
-        case Code::version:       return "VersionError";
-        case Code::unsupported:   return "UnsupportedError";
+        case Code::not_flash: return "NotFlashError";
+        case Code::corrupt: return "CorruptFileError";
+        case Code::version: return "VersionError";
+        case Code::unsupported: return "UnsupportedError";
         case Code::ram_too_small: return "RamTooSmallError";
-        case Code::io:            return "IoError";
-        default:                  return "ArgumentError";
+        case Code::io: return "IoError";
+        default: return "ArgumentError";
     }
 }
 

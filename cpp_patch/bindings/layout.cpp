@@ -58,8 +58,9 @@ py::dict read(const std::string & path) {
 } // namespace
 
 void init_layout(py::module_ & m) {
-    m.def("read_layout", &read, py::arg("path"),
-          "The engine's own view of a flash-GGUF (gguf_flash/format/SPEC.md), validated: offsets and strides in bytes.");
+    m.def(
+        "read_layout", &read, py::arg("path"),
+        "The engine's own view of a flash-GGUF (gguf_flash/format/SPEC.md), validated: offsets and strides in bytes.");
 }
 
 } // namespace gguf_flash

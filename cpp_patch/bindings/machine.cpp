@@ -27,8 +27,8 @@ py::dict machine(const std::string & path) {
         return d;
     }
     std::string name = path + "/.gguf_flash-XXXXXX";
-    const int   fd = mkstemp(&name[0]);
-    const bool  temporary = fd >= 0;
+    const int fd = mkstemp(&name[0]);
+    const bool temporary = fd >= 0;
     if (temporary) {
         close(fd);
     }

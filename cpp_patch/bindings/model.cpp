@@ -16,7 +16,7 @@ using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
 // A model that open_model opened (it computes), or one inside a llama.cpp model (it is observed).
 struct PyModel {
     std::shared_ptr<Standalone> standalone;
-    std::shared_ptr<Model>      model;
+    std::shared_ptr<Model> model;
 };
 
 py::dict to_dict(const Counters & c) {
@@ -75,18 +75,20 @@ py::dict stats(const PyModel & self) {
 
 Floats ffn(const PyModel & self, uint32_t layer, const Floats & x, int threads) {
     if (self.standalone == nullptr) {
-        raise_if_failed({ Code::argument, "this model runs inside llama.cpp; open the file with open_model to call ffn" });
+        raise_if_failed(
+            { Code::argument, "this model runs inside llama.cpp; open the file with open_model to call ffn" });
     }
     const uint32_t n_embd = self.model->layout().n_embd;
     if (x.ndim() != 2 || x.shape(1) != py::ssize_t(n_embd)) {
-        raise_if_failed({ Code::argument, "x of shape (n_tokens, " + std::to_string(n_embd) + ") expected, found " +
-                                          std::to_string(x.ndim()) + " dimensions" +
-                                          (x.ndim() == 2 ? " and " + std::to_string(x.shape(1)) + " columns" : "") });
+        raise_if_failed(
+            { Code::argument, "x of shape (n_tokens, " + std::to_string(n_embd) + ") expected, found " +
+                                  std::to_string(x.ndim()) + " dimensions" +
+                                  (x.ndim() == 2 ? " and " + std::to_string(x.shape(1)) + " columns" : "") });
     }
-    Floats       out({ x.shape(0), x.shape(1) });
+    Floats out({ x.shape(0), x.shape(1) });
     const float * from = x.data();
-    float *       to = out.mutable_data();
-    Status        status;
+    float * to = out.mutable_data();
+    Status status;
     {
         py::gil_scoped_release release;
         status = self.standalone->ffn(layer, from, uint32_t(x.shape(0)), to, threads);
@@ -119,7 +121,7 @@ PyModel open_model(const std::string & path, const py::kwargs & kwargs) {
         }
     }
     std::shared_ptr<Standalone> standalone;
-    Status                      status;
+    Status status;
     {
         py::gil_scoped_release release;
         Result<std::shared_ptr<Standalone>> opened = Standalone::open(path, settings);
@@ -135,9 +137,11 @@ py::object attached_model(uintptr_t owner) {
     return model == nullptr ? py::object(py::none()) : py::cast(PyModel{ nullptr, model });
 }
 
-std::string last_error(uintptr_t owner) {
+void raise_last_error(uintptr_t owner) {
     std::shared_ptr<Model> model = attached(reinterpret_cast<const void *>(owner));
-    return model == nullptr ? "" : model->last_error();
+    if (model != nullptr) {
+        raise_if_failed(model->last_error());
+    }
 }
 
 } // namespace
@@ -152,15 +156,17 @@ void init_model(py::module_ & m) {
         .def("ffn", &ffn, py::arg("layer"), py::arg("x"), py::arg("threads") = 1,
              "FFN of one layer: float32 (n_tokens, n_embd) in and out, biases included. Releases the GIL.")
         .def("stats", &stats, "Counters since the start or the last reset, per layer and in total.")
-        .def("reset_stats", [](const PyModel & s) { s.model->reset_stats(); },
-             py::call_guard<py::gil_scoped_release>());
+        .def(
+            "reset_stats", [](const PyModel & s) { s.model->reset_stats(); }, py::call_guard<py::gil_scoped_release>());
     m.def("open_model", &open_model, py::arg("path"),
           "Opens a flash-GGUF without llama.cpp. Keywords: ram, window, policy, reader, depth, prefill, threshold, "
           "activation, faults; values as in the flash_ffn.* settings. None leaves the default.");
-    m.def("attached", &attached_model, py::arg("owner"),
-          "The engine inside the llama_model at this address, or None.");
-    m.def("last_error", &last_error, py::arg("owner"),
-          "The last error of the engine inside the llama_model at this address, or ''.");
+    m.def("attached", &attached_model, py::arg("owner"), "The engine inside the llama_model at this address, or None.");
+    m.def("raise_last_error", &raise_last_error, py::arg("owner"),
+          "Raises the last error of the engine inside the llama_model at this address, if there was one.");
+    m.def(
+        "raise_load_error", [] { raise_if_failed(take_load_error()); },
+        "Raises why the hooks refused this thread's last load or context, if they did.");
 }
 
 } // namespace gguf_flash

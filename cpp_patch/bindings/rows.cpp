@@ -33,7 +33,8 @@ ggml_type type_named(const std::string & name) {
 void check_rows(ggml_type type, py::ssize_t k) {
     if (k <= 0 || k % ggml_blck_size(type) != 0) {
         raise_if_failed({ Code::argument, std::string("rows of type ") + ggml_type_name(type) + " hold a multiple of " +
-                                          std::to_string(ggml_blck_size(type)) + " values, found " + std::to_string(k) });
+                                              std::to_string(ggml_blck_size(type)) + " values, found " +
+                                              std::to_string(k) });
     }
 }
 
@@ -44,13 +45,14 @@ Bytes quantize(const std::string & type_name, const Floats & rows) {
     }
     check_rows(type, rows.shape(1));
     if (ggml_quantize_requires_imatrix(type)) {
-        raise_if_failed({ Code::unsupported, "type " + type_name + " needs an importance matrix; quantize the dense "
-                                             "model with llama-quantize instead" });
+        raise_if_failed({ Code::unsupported, "type " + type_name +
+                                                 " needs an importance matrix; quantize the dense "
+                                                 "model with llama-quantize instead" });
     }
     const int64_t n = rows.shape(0), k = rows.shape(1);
     Bytes out({ py::ssize_t(n), py::ssize_t(ggml_row_size(type, k)) });
     const float * from = rows.data();
-    uint8_t *     to = out.mutable_data();
+    uint8_t * to = out.mutable_data();
     py::gil_scoped_release release;
     if (type == GGML_TYPE_F32) {
         std::copy_n(reinterpret_cast<const uint8_t *>(from), size_t(n * k) * sizeof(float), to);
@@ -65,12 +67,12 @@ Floats dequantize(const std::string & type_name, const Bytes & rows, py::ssize_t
     check_rows(type, k);
     if (rows.ndim() != 2 || rows.shape(1) != py::ssize_t(ggml_row_size(type, k))) {
         raise_if_failed({ Code::argument, "rows of shape (n, " + std::to_string(ggml_row_size(type, k)) +
-                                          ") bytes expected for type " + type_name });
+                                              ") bytes expected for type " + type_name });
     }
     const py::ssize_t n = rows.shape(0);
     Floats out({ n, k });
     const uint8_t * from = rows.data();
-    float *         to = out.mutable_data();
+    float * to = out.mutable_data();
     py::gil_scoped_release release;
     if (type == GGML_TYPE_F32) {
         std::copy_n(from, size_t(n * k) * sizeof(float), reinterpret_cast<uint8_t *>(to));

@@ -11,26 +11,30 @@
 // Owned by llama_model::impl. Virtual tensors point at address space that is reserved and never
 // readable: the scheduler sees weights that have a buffer, and a stray access faults at once.
 struct gguf_flash_model {
-    gguf_flash_model(const llama_model & owner, std::shared_ptr<gguf_flash::Model> engine, bool overridden);
+    gguf_flash_model(const llama_model & owner, std::shared_ptr<gguf_flash::Model> engine, bool chosen);
     ~gguf_flash_model();
 
     ggml_tensor * virtual_tensor(const std::string & name, const std::initializer_list<int64_t> & ne);
 
-    const llama_model *                owner;
+    const llama_model * owner;
     std::shared_ptr<gguf_flash::Model> engine;
-    bool                               activation_overridden; // by metadata or by the user
+    bool activation_chosen; // by the model or the user, not by the converter's table
 
 private:
     struct expected_shape;
     bool expected(const std::string & name, expected_shape & shape) const;
 
-    void *                               reserved       = nullptr;
-    size_t                               reserved_bytes = 0;
-    ggml_context_ptr                     ctx;
-    ggml_backend_buffer_ptr              buffer;
+    void * reserved = nullptr;
+    size_t reserved_bytes = 0;
+    ggml_context_ptr ctx;
+    ggml_backend_buffer_ptr buffer;
     std::map<std::string, ggml_tensor *> tensors;
 };
 
+// Throws what llama.cpp logs as the reason of a failed load or context, and keeps the status for the
+// caller of llama.cpp, which sees a null pointer only.
+[[noreturn]] void flash_refuse(const gguf_flash::Status & status);
+
 // The flash model a virtual tensor (or a view of one) belongs to, null for every other tensor.
 gguf_flash_model * flash_model_of(const ggml_tensor * tensor);
-bool               any_flash_model();
+bool any_flash_model();

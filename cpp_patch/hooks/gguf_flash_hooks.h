@@ -40,17 +40,17 @@ ggml_tensor * gguf_flash_virtual_tensor(gguf_flash_model * flash, const std::str
 
 // The weights of one build_ffn call, any of them null.
 struct gguf_flash_ffn_weights {
-    ggml_tensor * up, * up_b, * up_s;
-    ggml_tensor * gate, * gate_b, * gate_s;
-    ggml_tensor * down, * down_b, * down_s;
+    ggml_tensor *up, *up_b, *up_s;
+    ggml_tensor *gate, *gate_b, *gate_s;
+    ggml_tensor *down, *down_b, *down_s;
     ggml_tensor * act_scales;
 };
 
 // The FFN's output computed by the engine, or null if none of the weights is virtual. type_op and
 // type_gate are llm_ffn_op_type and llm_ffn_gate_type. Throws std::runtime_error for an FFN the
 // engine does not compute.
-ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor * cur,
-                                   const gguf_flash_ffn_weights & w, int type_op, int type_gate, int il);
+ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor * cur, const gguf_flash_ffn_weights & w,
+                                   int type_op, int type_gate, int il);
 
 // ggml_backend_sched_graph_compute_async, then GGML_STATUS_FAILED if the engine met an error. Refuses a
 // graph that reads a virtual tensor elsewhere than in build_ffn.

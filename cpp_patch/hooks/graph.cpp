@@ -14,7 +14,8 @@ namespace {
 using gguf_flash::Activation;
 
 [[noreturn]] void refuse(int il, const std::string & message) {
-    throw std::runtime_error("gguf_flash: cannot run the FFN of layer " + std::to_string(il) + " from flash: " + message);
+    flash_refuse({ gguf_flash::Code::unsupported,
+                   "cannot run the FFN of layer " + std::to_string(il) + " from flash: " + message });
 }
 
 // What the op needs from graph to graph. Owned by the graph's result, as its inputs are; nothing in
@@ -30,9 +31,9 @@ public:
     }
 
     gguf_flash::FfnOp op;
-    Activation        activation = Activation::from_graph;
+    Activation activation = Activation::from_graph;
     // Indices into the op's sources, 0 when absent: source 0 is the FFN's input.
-    int               scores = 0, gate_bias = 0, up_bias = 0;
+    int scores = 0, gate_bias = 0, up_bias = 0;
 };
 
 const float * source(const ggml_tensor * dst, int i) {
@@ -40,19 +41,19 @@ const float * source(const ggml_tensor * dst, int i) {
 }
 
 void run_flash_ffn(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    flash_call &         call = *static_cast<flash_call *>(userdata);
-    const ggml_tensor *  x    = dst->src[0];
+    flash_call & call = *static_cast<flash_call *>(userdata);
+    const ggml_tensor * x = dst->src[0];
     gguf_flash::FfnInput in;
-    in.n_tokens      = uint32_t(ggml_nrows(x));
-    in.x             = static_cast<const float *>(x->data);
-    in.x_stride      = x->nb[1] / sizeof(float);
-    in.scores        = source(dst, call.scores);
+    in.n_tokens = uint32_t(ggml_nrows(x));
+    in.x = static_cast<const float *>(x->data);
+    in.x_stride = x->nb[1] / sizeof(float);
+    in.scores = source(dst, call.scores);
     in.scores_stride = call.scores == 0 ? 0 : dst->src[call.scores]->nb[1] / sizeof(float);
-    in.gate_bias     = source(dst, call.gate_bias);
-    in.up_bias       = source(dst, call.up_bias);
-    in.out           = static_cast<float *>(dst->data);
-    in.out_stride    = dst->nb[1] / sizeof(float);
-    in.activation    = call.activation;
+    in.gate_bias = source(dst, call.gate_bias);
+    in.up_bias = source(dst, call.up_bias);
+    in.out = static_cast<float *>(dst->data);
+    in.out_stride = dst->nb[1] / sizeof(float);
+    in.activation = call.activation;
     call.op.run(in, ith, nth);
 }
 
@@ -60,7 +61,7 @@ void run_flash_ffn(ggml_tensor * dst, int ith, int nth, void * userdata) {
 // first bytes of op_params (ggml_custom_op_params).
 flash_call * call_of(const ggml_tensor * node) {
     ggml_custom_op_t fun = nullptr;
-    void *           userdata = nullptr;
+    void * userdata = nullptr;
     if (node->op != GGML_OP_CUSTOM) {
         return nullptr;
     }
@@ -72,18 +73,18 @@ flash_call * call_of(const ggml_tensor * node) {
 Activation activation_of(int type_op) {
     switch (type_op) {
         case LLM_FFN_SILU:
-        case LLM_FFN_SWIGLU:   return Activation::silu;
+        case LLM_FFN_SWIGLU: return Activation::silu;
         case LLM_FFN_GELU:
-        case LLM_FFN_GEGLU:    return Activation::gelu;
+        case LLM_FFN_GEGLU: return Activation::gelu;
         case LLM_FFN_RELU:
-        case LLM_FFN_REGLU:    return Activation::relu;
+        case LLM_FFN_REGLU: return Activation::relu;
         case LLM_FFN_RELU_SQR: return Activation::relu_sqr;
-        default:               return Activation::from_graph;
+        default: return Activation::from_graph;
     }
 }
 
-void check_supported(const llm_graph_context & graph, const gguf_flash::Layout & layout, const gguf_flash_ffn_weights & w,
-                     int type_op, int type_gate, int il) {
+void check_supported(const llm_graph_context & graph, const gguf_flash::Layout & layout,
+                     const gguf_flash_ffn_weights & w, int type_op, int type_gate, int il) {
     const bool pair = type_op == LLM_FFN_SWIGLU || type_op == LLM_FFN_GEGLU || type_op == LLM_FFN_REGLU;
     if (activation_of(type_op) == Activation::from_graph) {
         refuse(il, "its activation (llm_ffn_op_type " + std::to_string(type_op) + ") is not supported");
@@ -107,8 +108,9 @@ ggml_tensor * as_f32(const llm_graph_context & graph, ggml_tensor * t) {
 }
 
 // The sources of the op, in the order call records; at most input, scores and one bias, or two biases.
-int collect_sources(const llm_graph_context & graph, const gguf_flash::Layout & layout, const gguf_flash_ffn_weights & w,
-                    ggml_tensor * cur, flash_call & call, ggml_tensor ** args, int il) {
+int collect_sources(const llm_graph_context & graph, const gguf_flash::Layout & layout,
+                    const gguf_flash_ffn_weights & w, ggml_tensor * cur, flash_call & call, ggml_tensor ** args,
+                    int il) {
     int n = 0;
     args[n++] = cur;
     auto add = [&](ggml_tensor * t) {
@@ -117,8 +119,8 @@ int collect_sources(const llm_graph_context & graph, const gguf_flash::Layout & 
     };
     if (layout.select == gguf_flash::Select::gate) {
         ggml_tensor * deciding = layout.gated ? w.gate : w.up;
-        ggml_tensor * bias     = layout.gated ? w.gate_b : w.up_b;
-        ggml_tensor * scores   = graph.build_lora_mm(deciding, cur);
+        ggml_tensor * bias = layout.gated ? w.gate_b : w.up_b;
+        ggml_tensor * scores = graph.build_lora_mm(deciding, cur);
         scores = bias != nullptr ? ggml_add(graph.ctx0, scores, bias) : scores;
         graph.cb(scores, layout.gated ? "ffn_gate" : "ffn_up", il);
         call.scores = add(scores);
@@ -126,7 +128,7 @@ int collect_sources(const llm_graph_context & graph, const gguf_flash::Layout & 
         return n;
     }
     call.gate_bias = w.gate_b != nullptr ? add(w.gate_b) : 0;
-    call.up_bias   = w.up_b != nullptr ? add(w.up_b) : 0;
+    call.up_bias = w.up_b != nullptr ? add(w.up_b) : 0;
     return n;
 }
 
@@ -145,8 +147,8 @@ const ggml_tensor * stray_virtual_source(ggml_cgraph * gf) {
 
 } // namespace
 
-ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor * cur,
-                                   const gguf_flash_ffn_weights & w, int type_op, int type_gate, int il) {
+ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor * cur, const gguf_flash_ffn_weights & w,
+                                   int type_op, int type_gate, int il) {
     gguf_flash_model * flash = nullptr;
     for (const ggml_tensor * t : { w.down, w.up, w.gate }) {
         flash = flash != nullptr ? flash : flash_model_of(t);
@@ -157,10 +159,10 @@ ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor 
     const gguf_flash::Layout & layout = flash->engine->layout();
     check_supported(graph, layout, w, type_op, type_gate, il);
     const Activation wanted = activation_of(type_op);
-    if (layout.activation != Activation::from_graph && layout.activation != wanted && !flash->activation_overridden) {
+    if (layout.activation != Activation::from_graph && layout.activation != wanted && !flash->activation_chosen) {
         refuse(il, std::string("the file says activation ") + gguf_flash::to_string(layout.activation) +
-                   ", the architecture " + gguf_flash::to_string(wanted) +
-                   "; convert again, or set flash_ffn.activation to the one the model was trained with");
+                       ", the architecture " + gguf_flash::to_string(wanted) +
+                       "; convert again, or set flash_ffn.activation to the one the model was trained with");
     }
     // The name carries the block: il counts graph layers, which need not be blocks.
     unsigned block = 0;
@@ -170,7 +172,7 @@ ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor 
 
     cur = ggml_is_contiguous(cur) ? cur : ggml_cont(graph.ctx0, cur);
     ggml_tensor * args[4];
-    const int     n_args = collect_sources(graph, layout, w, cur, *call, args, il);
+    const int n_args = collect_sources(graph, layout, w, cur, *call, args, il);
     ggml_tensor * out = ggml_custom_4d(graph.ctx0, GGML_TYPE_F32, cur->ne[0], cur->ne[1], cur->ne[2], cur->ne[3], args,
                                        n_args, run_flash_ffn, GGML_N_TASKS_MAX, call.get());
     graph.res->add_input(std::move(call));
@@ -186,7 +188,8 @@ ggml_status gguf_flash_compute(ggml_backend_sched_t sched, ggml_cgraph * gf) {
         return ggml_backend_sched_graph_compute_async(sched, gf);
     }
     if (const ggml_tensor * stray = stray_virtual_source(gf)) {
-        const std::string message = "tensor '" + std::string(stray->name) + "' is on flash, but this architecture "
+        const std::string message = "tensor '" + std::string(stray->name) +
+                                    "' is on flash, but this architecture "
                                     "reads it outside build_ffn; run the dense model";
         flash_model_of(stray)->engine->set_last_error({ gguf_flash::Code::unsupported, message });
         LLAMA_LOG_ERROR("gguf_flash: %s\n", message.c_str());

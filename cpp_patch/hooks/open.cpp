@@ -24,14 +24,10 @@ using gguf_flash::Status;
 
 constexpr const char * key_version = "flash_ffn.version";
 
-[[noreturn]] void refuse(const std::string & message) {
-    throw std::runtime_error("gguf_flash: " + message);
-}
-
 void apply(Settings & settings, const std::string & name, const std::string & value) {
     const Status status = settings.set(name, value);
     if (!status.ok()) {
-        refuse(status.message());
+        flash_refuse(status);
     }
 }
 
@@ -63,10 +59,10 @@ void settings_from_environment(Settings & settings) {
 
 std::string text_of(const llama_model_kv_override & o) {
     switch (o.tag) {
-        case LLAMA_KV_OVERRIDE_TYPE_INT:   return std::to_string(o.val_i64);
+        case LLAMA_KV_OVERRIDE_TYPE_INT: return std::to_string(o.val_i64);
         case LLAMA_KV_OVERRIDE_TYPE_FLOAT: return std::to_string(o.val_f64);
-        case LLAMA_KV_OVERRIDE_TYPE_BOOL:  return o.val_bool ? "true" : "false";
-        default:                           return o.val_str;
+        case LLAMA_KV_OVERRIDE_TYPE_BOOL: return o.val_bool ? "true" : "false";
+        default: return o.val_str;
     }
 }
 
@@ -85,24 +81,33 @@ std::vector<std::string> open_paths(const llama_model_loader & ml, std::string &
     for (const auto & file : ml.files) {
         paths.push_back("/proc/self/fd/" + std::to_string(file->file_id()));
     }
-    char          name[PATH_MAX];
+    char name[PATH_MAX];
     const ssize_t n = paths.empty() ? -1 : readlink(paths[0].c_str(), name, sizeof(name));
-    label           = n > 0 ? std::string(name, size_t(n)) : "model";
+    label = n > 0 ? std::string(name, size_t(n)) : "model";
     return paths;
 }
 
 // The bundles leave the loader's list; each counts as the weights it holds.
 void take_bundles(llama_model_loader & ml, const gguf_flash::Layout & layout) {
     for (const gguf_flash::LayerLayout & layer : layout.layers) {
-        ml.weights_map.erase("blk." + std::to_string(layer.layer) + ".ffn_bundle.weight");
+        ml.weights_map.erase(gguf_flash::bundle_name(layer.layer));
         ml.n_tensors -= 1;
         ml.n_elements -= layer.stride * layer.n_ff;
         ml.n_elements += uint64_t(layout.n_embd) * layer.n_ff * layer.parts.size();
     }
 }
 
-std::shared_mutex                  registry_mutex;
-std::vector<gguf_flash_model *>    registry;
+// Whether the model or a person, rather than the converter's table, says what the activation is.
+bool activation_was_chosen(const llama_model_loader & ml) {
+    const std::string hidden = ml.arch_name + ".hidden_activation";
+    const int64_t id = gguf_find_key(ml.metadata, "flash_ffn.activation.source");
+    return gguf_find_key(ml.metadata, hidden.c_str()) >= 0 ||
+           (id >= 0 && gguf_get_kv_type(ml.metadata, id) == GGUF_TYPE_STRING &&
+            std::string(gguf_get_val_str(ml.metadata, id)) == "asked");
+}
+
+std::shared_mutex registry_mutex;
+std::vector<gguf_flash_model *> registry;
 std::vector<ggml_backend_buffer_t> registry_buffers; // of the same index
 
 } // namespace
@@ -115,29 +120,30 @@ gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model 
     }
     for (const llama_device & device : model.devices) {
         if (std::string(ggml_backend_dev_name(device.dev)).rfind("RPC", 0) == 0) {
-            refuse("a flash-GGUF runs on this machine's CPU only; start without RPC devices");
+            flash_refuse({ gguf_flash::Code::unsupported,
+                           "a flash-GGUF runs on this machine's CPU only; start without RPC "
+                           "devices" });
         }
     }
     Settings settings;
     settings_from_file(settings, ml.metadata);
     settings_from_environment(settings);
     settings_from_overrides(settings, ml);
-    std::string                    label;
-    const std::vector<std::string> paths  = open_paths(ml, label);
-    auto                           engine = gguf_flash::Model::open(paths, label, settings, !ml.no_alloc);
+    std::string label;
+    const std::vector<std::string> paths = open_paths(ml, label);
+    auto engine = gguf_flash::Model::open(paths, label, settings, !ml.no_alloc);
     if (!engine.ok()) {
-        refuse(engine.status().message());
+        flash_refuse(engine.status());
     }
     take_bundles(ml, engine.value()->layout());
     ml.use_mmap = false;
-    const std::string hidden     = ml.arch_name + ".hidden_activation";
-    const bool        overridden = settings.activation != gguf_flash::Activation::from_graph ||
-                            gguf_find_key(ml.metadata, hidden.c_str()) >= 0;
+    const bool chosen = settings.activation != gguf_flash::Activation::from_graph || activation_was_chosen(ml);
     const gguf_flash::Stats stats = engine.value()->stats();
-    LLAMA_LOG_INFO("gguf_flash: %s, reader %s, %.1f MiB resident, %.1f MiB neuron cache, %.1f MiB on flash\n",
-                   label.c_str(), stats.reader.c_str(), double(stats.resident_bytes) / (1 << 20),
-                   double(stats.cache_bytes) / (1 << 20), double(engine.value()->layout().bundle_bytes()) / (1 << 20));
-    return gguf_flash_model_ptr(new gguf_flash_model(model, engine.value(), overridden));
+    LLAMA_LOG_INFO(
+        "load_tensors: flash-GGUF %s, reader %s, %.1f MiB resident, %.1f MiB neuron cache, %.1f MiB on flash\n",
+        label.c_str(), stats.reader.c_str(), double(stats.resident_bytes) / (1 << 20),
+        double(stats.cache_bytes) / (1 << 20), double(engine.value()->layout().bundle_bytes()) / (1 << 20));
+    return gguf_flash_model_ptr(new gguf_flash_model(model, engine.value(), chosen));
 }
 
 ggml_tensor * gguf_flash_virtual_tensor(gguf_flash_model * flash, const std::string & name,
@@ -155,17 +161,22 @@ bool gguf_flash_refuse_save(const llama_model * model) {
     return true;
 }
 
+void flash_refuse(const Status & status) {
+    gguf_flash::set_load_error(status);
+    throw std::runtime_error("gguf_flash: " + status.message());
+}
+
 void gguf_flash_model_deleter::operator()(gguf_flash_model * model) const {
     delete model;
 }
 
 struct gguf_flash_model::expected_shape {
-    int64_t   ne0, ne1;
+    int64_t ne0, ne1;
     ggml_type type;
 };
 
-gguf_flash_model::gguf_flash_model(const llama_model & owner, std::shared_ptr<gguf_flash::Model> engine, bool overridden)
-    : owner(&owner), engine(std::move(engine)), activation_overridden(overridden) {
+gguf_flash_model::gguf_flash_model(const llama_model & owner, std::shared_ptr<gguf_flash::Model> engine, bool chosen)
+    : owner(&owner), engine(std::move(engine)), activation_chosen(chosen) {
     const gguf_flash::Layout & layout = this->engine->layout();
     for (const gguf_flash::LayerLayout & layer : layout.layers) {
         reserved_bytes = std::max(reserved_bytes, size_t(layout.n_embd) * layer.n_ff * 2 * sizeof(float));
@@ -173,7 +184,7 @@ gguf_flash_model::gguf_flash_model(const llama_model & owner, std::shared_ptr<gg
     reserved = mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (reserved == MAP_FAILED) {
         reserved = nullptr;
-        refuse("cannot reserve address space for virtual weights");
+        flash_refuse({ gguf_flash::Code::io, "cannot reserve address space for virtual weights" });
     }
     buffer.reset(ggml_backend_cpu_buffer_from_ptr(reserved, reserved_bytes));
     ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
@@ -199,14 +210,16 @@ gguf_flash_model::~gguf_flash_model() {
 // The shape of the dense matrix that a bundle's part stands for; false for any other name.
 bool gguf_flash_model::expected(const std::string & name, expected_shape & shape) const {
     const gguf_flash::Layout & layout = engine->layout();
-    unsigned                   il     = 0;
-    char                       part_name[8];
-    int                        used = 0;
-    if (sscanf(name.c_str(), "blk.%u.ffn_%4[a-z].weight%n", &il, part_name, &used) != 2 || size_t(used) != name.size()) {
+    unsigned il = 0;
+    char part_name[8];
+    int used = 0;
+    if (sscanf(name.c_str(), "blk.%u.ffn_%4[a-z].weight%n", &il, part_name, &used) != 2 ||
+        size_t(used) != name.size()) {
         return false;
     }
     const gguf_flash::LayerLayout * layer = layout.find(il);
-    for (const gguf_flash::PartLayout & part : layer == nullptr ? std::vector<gguf_flash::PartLayout>() : layer->parts) {
+    for (const gguf_flash::PartLayout & part :
+         layer == nullptr ? std::vector<gguf_flash::PartLayout>() : layer->parts) {
         if (std::string(part_name) != gguf_flash::to_string(part.part) ||
             (layout.fused && part.part == gguf_flash::Part::gate)) {
             continue; // a fused file's gate rows are part of the graph's ffn_up
@@ -231,13 +244,15 @@ ggml_tensor * gguf_flash_model::virtual_tensor(const std::string & name, const s
         return nullptr;
     }
     if (ne.size() != 2 || ne.begin()[0] != shape.ne0 || ne.begin()[1] != shape.ne1) {
-        refuse("the architecture expects tensor '" + name + "' in another shape than the bundles' " +
-               std::to_string(shape.ne0) + " by " + std::to_string(shape.ne1) + "; convert the model again");
+        flash_refuse({ gguf_flash::Code::corrupt, "the architecture expects tensor '" + name +
+                                                      "' in another shape than the bundles' " +
+                                                      std::to_string(shape.ne0) + " by " + std::to_string(shape.ne1) +
+                                                      "; convert the model again" });
     }
     ggml_tensor * tensor = ggml_new_tensor_2d(ctx.get(), shape.type, shape.ne0, shape.ne1);
     ggml_set_name(tensor, name.c_str());
     tensor->buffer = buffer.get();
-    tensor->data   = reserved;
+    tensor->data = reserved;
     tensors.emplace(name, tensor);
     return tensor;
 }

@@ -34,6 +34,7 @@ int32_t NeuronCache::acquire(Selected s) {
     }
     slots_[slot].neuron = s.neuron;
     slots_[slot].last = tokens_before_ + 1 + s.token;
+    slots_[slot].released = false; // the slot may come from a released neuron
     slot_of_[s.neuron] = slot;
     append(slot);
     ++n_cached_;
@@ -88,9 +89,8 @@ void NeuronCache::end(const std::vector<Selected> & selection) {
         }
     }
     if (tick_tokens_ > 1) {
-        std::sort(order_.begin(), order_.end(), [](Selected a, Selected b) {
-            return a.token != b.token ? a.token < b.token : a.neuron < b.neuron;
-        });
+        std::sort(order_.begin(), order_.end(),
+                  [](Selected a, Selected b) { return a.token != b.token ? a.token < b.token : a.neuron < b.neuron; });
     }
     for (const Selected & s : order_) {
         touch(s);

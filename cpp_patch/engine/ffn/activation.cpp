@@ -1,5 +1,5 @@
-#include "gguf_flash/ffn.h"
 #include "ggml.h"
+#include "gguf_flash/ffn.h"
 
 #include <cmath>
 
@@ -30,11 +30,11 @@ float cut(float y, float threshold) {
 
 float activate(Activation activation, float v, float threshold) {
     switch (activation) {
-        case Activation::relu:     return v > threshold ? v : 0.0f;
+        case Activation::relu: return v > threshold ? v : 0.0f;
         case Activation::relu_sqr: return v > threshold ? v * v : 0.0f;
-        case Activation::gelu:     return cut(gelu_tanh(v), threshold);
+        case Activation::gelu: return cut(gelu_tanh(v), threshold);
         case Activation::gelu_erf: return cut(gelu_erf(v), threshold);
-        default:                   return cut(v / (1.0f + std::exp(-v)), threshold);
+        default: return cut(v / (1.0f + std::exp(-v)), threshold);
     }
 }
 

@@ -11,10 +11,10 @@ namespace gguf_flash {
 
 namespace {
 
-constexpr uint32_t grain = 4;           // neurons a thread takes at a time
-constexpr uint32_t expand_tokens = 4;   // from here on, expanding a down row once pays
-constexpr uint32_t expand_rows = 32;    // rows expanded together
-constexpr size_t   expand_columns = 256;
+constexpr uint32_t grain = 4;         // neurons a thread takes at a time
+constexpr uint32_t expand_tokens = 4; // from here on, expanding a down row once pays
+constexpr uint32_t expand_rows = 32;  // rows expanded together
+constexpr size_t expand_columns = 256;
 
 } // namespace
 
@@ -48,11 +48,11 @@ void FfnRun::compute_items(uint32_t first, uint32_t n_items, uint32_t wave) {
 void FfnRun::compute_neuron(uint32_t index, uint32_t first, uint32_t wave) {
     Session & s = session();
     const LayerLayout & layout = state_.layout;
-    const uint32_t      neuron = s.selection[index].neuron;
-    const uint8_t *     bundle = s.rows[index];
-    const PartLayout *  gate = layout.find(Part::gate);
-    const PartLayout *  up   = layout.find(Part::up);
-    const bool          gated = op_.model_->layout().gated;
+    const uint32_t neuron = s.selection[index].neuron;
+    const uint8_t * bundle = s.rows[index];
+    const PartLayout * gate = layout.find(Part::gate);
+    const PartLayout * up = layout.find(Part::up);
+    const bool gated = op_.model_->layout().gated;
     for (uint32_t t = 0; t < in_.n_tokens; ++t) {
         float deciding;
         if (in_.scores != nullptr) {

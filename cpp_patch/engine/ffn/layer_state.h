@@ -18,8 +18,8 @@ public:
     size_t bytes() const { return bytes_; }
 
 private:
-    uint8_t * data_  = nullptr;
-    size_t    bytes_ = 0;
+    uint8_t * data_ = nullptr;
+    size_t bytes_ = 0;
 };
 
 // One layer. lock is held by a running FFN call from selection to the end of its tick.
@@ -36,17 +36,17 @@ struct LayerState {
     const uint8_t * bundle(uint32_t neuron) const { return slot_data(cache.slot(neuron)) + lead(neuron); }
 
     const LayerLayout & layout;
-    const File &        file;
-    std::mutex          lock;
-    NeuronCache         cache;
-    uint64_t            slot_bytes;
-    bool                aligned;
-    Pages               slots;
-    Counters            counters;
+    const File & file;
+    std::mutex lock;
+    NeuronCache cache;
+    uint64_t slot_bytes;
+    bool aligned;
+    Pages slots;
+    Counters counters;
 };
 
-constexpr uint64_t read_limit     = 512 * 1024; // bytes of one merged or streamed read
-constexpr int      stream_buffers = 4;          // reads in flight while a layer streams
+constexpr uint64_t read_limit = 512 * 1024; // bytes of one merged or streamed read
+constexpr int stream_buffers = 4;           // reads in flight while a layer streams
 
 // A run of neighbouring neurons that one read brings.
 struct MissRun {
@@ -61,25 +61,25 @@ public:
     explicit Session(std::unique_ptr<Reader> r) : reader(std::move(r)) {}
 
     std::unique_ptr<Reader> reader;
-    std::vector<uint8_t>    xq[2];      // x in the dot product's type: for gate rows, for up rows
-    std::vector<uint32_t>   last;       // per neuron: 0, or 1 + the last token that selects it
-    std::vector<Selected>   selection;  // ascending by neuron
-    std::vector<const uint8_t *> rows;  // per selected neuron: its bundle
-    std::vector<uint32_t>   items;      // indices into selection, in the order their bundles are ready
-    std::vector<uint32_t>   misses;     // indices into selection
-    std::vector<MissRun>    runs;
-    std::vector<ReadOp>     ops;
-    std::vector<iovec>      segments;
-    std::vector<float>      h;          // [n_tokens, wave]: activations of the wave under way
+    std::vector<uint8_t> xq[2];        // x in the dot product's type: for gate rows, for up rows
+    std::vector<uint32_t> last;        // per neuron: 0, or 1 + the last token that selects it
+    std::vector<Selected> selection;   // ascending by neuron
+    std::vector<const uint8_t *> rows; // per selected neuron: its bundle
+    std::vector<uint32_t> items;       // indices into selection, in the order their bundles are ready
+    std::vector<uint32_t> misses;      // indices into selection
+    std::vector<MissRun> runs;
+    std::vector<ReadOp> ops;
+    std::vector<iovec> segments;
+    std::vector<float> h;                     // [n_tokens, wave]: activations of the wave under way
     std::vector<std::vector<float>> expanded; // per thread: down rows as floats
-    uint32_t                wave_end = 0; // the wave under way ends before this selected neuron
-    Pages                   staging;    // stream_buffers pieces
-    bool                    arrived[stream_buffers] = {}; // per piece: its chunk is there
+    uint32_t wave_end = 0;                    // the wave under way ends before this selected neuron
+    Pages staging;                            // stream_buffers pieces
+    bool arrived[stream_buffers] = {};        // per piece: its chunk is there
 
-    bool                    streaming = false; // this call reads the layer in sequence
-    std::atomic<uint32_t>   next{ 0 };  // first item nobody has taken
-    std::atomic<uint32_t>   ready{ 0 }; // items whose bundles are there
-    std::atomic<bool>       failed{ false };
+    bool streaming = false;           // this call reads the layer in sequence
+    std::atomic<uint32_t> next{ 0 };  // first item nobody has taken
+    std::atomic<uint32_t> ready{ 0 }; // items whose bundles are there
+    std::atomic<bool> failed{ false };
 };
 
 } // namespace gguf_flash

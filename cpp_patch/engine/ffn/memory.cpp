@@ -77,7 +77,7 @@ bool Pages::allocate(size_t bytes) {
     if (p == MAP_FAILED) {
         return false;
     }
-    data_  = static_cast<uint8_t *>(p);
+    data_ = static_cast<uint8_t *>(p);
     bytes_ = bytes;
     return true;
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 namespace gguf_flash {
 
@@ -103,7 +104,7 @@ Status Model::prepare() {
 
 Status Model::allocate() {
     const uint64_t resident = layout_.resident_bytes();
-    const uint64_t staging  = stream_buffers * (read_limit + 2 * 65536);
+    const uint64_t staging = stream_buffers * (read_limit + 2 * 65536);
     uint64_t least = resident + staging, most = least;
     for (const LayerLayout & l : layout_.layers) {
         const uint64_t slot = LayerState::slot_bytes_for(l, files_[l.file]->align());
@@ -118,10 +119,10 @@ Status Model::allocate() {
         ram_bytes_ = std::min(most, uint64_t(automatic_share * double(available_memory())));
     }
     if (ram_bytes_ < least) {
-        return { Code::ram_too_small,
-                 "cannot run '" + label_ + "' in " + mib(ram_bytes_) + " of RAM: its resident weights take " +
-                     mib(resident) + " and the smallest neuron cache " + mib(least - resident) +
-                     "; give at least " + std::to_string((least >> 20) + 1) + "MiB" };
+        return { Code::ram_too_small, "cannot run '" + label_ + "' in " + mib(ram_bytes_) +
+                                          " of RAM: its resident weights take " + mib(resident) +
+                                          " and the smallest neuron cache " + mib(least - resident) +
+                                          "; give at least " + std::to_string((least >> 20) + 1) + "MiB" };
     }
     const double share = std::min(1.0, double(ram_bytes_ - resident - staging) / double(most - resident - staging));
     cache_bytes_ = staging;
@@ -152,8 +153,8 @@ Stats Model::stats() const {
     uint64_t tokens = 0;
     for (const std::unique_ptr<LayerState> & state : layers_) {
         std::lock_guard<std::mutex> lock(state->lock);
-        out.layers.push_back({ state->layout.layer, state->layout.n_ff, state->cache.n_slots(), state->slot_bytes,
-                               state->counters });
+        out.layers.push_back(
+            { state->layout.layer, state->layout.n_ff, state->cache.n_slots(), state->slot_bytes, state->counters });
         out.total.add(state->counters);
         tokens = std::max(tokens, state->counters.tokens);
     }
@@ -170,10 +171,10 @@ void Model::reset_stats() {
 
 void Model::set_last_error(const Status & status) {
     std::lock_guard<std::mutex> lock(mutex_);
-    last_error_ = status.message();
+    last_error_ = status;
 }
 
-std::string Model::last_error() const {
+Status Model::last_error() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return last_error_;
 }
@@ -202,6 +203,7 @@ void Model::give_back(std::unique_ptr<Session> session) {
 namespace {
 
 std::mutex attached_mutex;
+thread_local Status load_error;
 
 std::map<const void *, std::weak_ptr<Model>> & attached_models() {
     static std::map<const void *, std::weak_ptr<Model>> models;
@@ -213,6 +215,14 @@ std::map<const void *, std::weak_ptr<Model>> & attached_models() {
 void attach(const void * owner, std::shared_ptr<Model> model) {
     std::lock_guard<std::mutex> lock(attached_mutex);
     attached_models()[owner] = model;
+}
+
+void set_load_error(const Status & status) {
+    load_error = status;
+}
+
+Status take_load_error() {
+    return std::exchange(load_error, Status());
 }
 
 void detach(const void * owner) {

@@ -100,12 +100,13 @@ void FfnRun::begin() {
     reserve_x();
     state_.cache.begin(in_.n_tokens);
     if (activation_ == Activation::from_graph) {
-        fail({ Code::argument, "the activation of '" + op_.model_->label() + "' is not known: the file does not name "
-                               "it; set flash_ffn.activation" });
+        fail({ Code::argument, "the activation of '" + op_.model_->label() +
+                                   "' is not known: the file does not name "
+                                   "it; set flash_ffn.activation" });
     }
     if ((op_.model_->layout().select == Select::gate) != (in_.scores != nullptr)) {
         fail({ Code::argument, "layer " + std::to_string(state_.layout.layer) + " of '" + op_.model_->label() +
-                               "' needs scores in gate mode, and in gate mode only" });
+                                   "' needs scores in gate mode, and in gate mode only" });
     }
 }
 

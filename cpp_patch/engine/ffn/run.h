@@ -28,10 +28,10 @@ private:
     LayerState & state() const { return state_; }
 
     // select.cpp: which neurons
-    void reserve_x();       // thread 0
-    void quantize_x();      // this thread's tokens
-    void mark_selected();   // this thread's neurons
-    void list_selected();   // thread 0
+    void reserve_x();     // thread 0
+    void quantize_x();    // this thread's tokens
+    void mark_selected(); // this thread's neurons
+    void list_selected(); // thread 0
     bool should_stream() const;
 
     // wave.cpp: what to read, and the reads (thread 0)
@@ -66,12 +66,12 @@ private:
         return uint64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
     }
 
-    FfnOp &          op_;
+    FfnOp & op_;
     const FfnInput & in_;
-    LayerState &     state_;
-    const int        ith_, nth_;
-    const uint32_t   n_embd_;
-    Activation       activation_;
+    LayerState & state_;
+    const int ith_, nth_;
+    const uint32_t n_embd_;
+    Activation activation_;
 
     // thread 0 only
     Clock::time_point start_;

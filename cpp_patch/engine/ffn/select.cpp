@@ -27,8 +27,8 @@ void FfnRun::reserve_x() {
 void FfnRun::quantize_x() {
     for (Part part : { Part::gate, Part::up }) {
         const PartLayout * layout = state_.layout.find(part);
-        const ggml_type type = layout == nullptr ? GGML_TYPE_F32
-                                                 : ggml_get_type_traits_cpu(ggml_type(layout->type))->vec_dot_type;
+        const ggml_type type =
+            layout == nullptr ? GGML_TYPE_F32 : ggml_get_type_traits_cpu(ggml_type(layout->type))->vec_dot_type;
         if (type == GGML_TYPE_F32) {
             continue; // no such part, or x is used as it is
         }
@@ -67,6 +67,7 @@ void FfnRun::list_selected() {
         }
     }
     s.rows.resize(s.selection.size());
+    s.items.reserve(s.selection.size()); // thread 0 appends while others read: it must not move
     for (const Selected & selected : s.selection) {
         if (state_.cache.slot(selected.neuron) != NeuronCache::none) {
             state_.cache.touch(selected);

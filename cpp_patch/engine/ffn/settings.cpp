@@ -115,7 +115,7 @@ template <typename T> Status assign(Result<T> parsed, T & to) {
 } // namespace
 
 const std::vector<std::string> & Settings::names() {
-    static const std::vector<std::string> all = { "ram", "window", "policy", "reader", "depth",
+    static const std::vector<std::string> all = { "ram",     "window",    "policy",     "reader", "depth",
                                                   "prefill", "threshold", "activation", "faults" };
     return all;
 }

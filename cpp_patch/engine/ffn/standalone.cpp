@@ -13,9 +13,9 @@
 namespace gguf_flash {
 
 struct Standalone::LayerWeights {
-    std::vector<float>   gate_bias, up_bias, down_bias; // empty: the file has none
-    std::vector<uint8_t> deciding; // gate mode: the rows of the matrix that decides
-    int                  deciding_type = 0;
+    std::vector<float> gate_bias, up_bias, down_bias; // empty: the file has none
+    std::vector<uint8_t> deciding;                    // gate mode: the rows of the matrix that decides
+    int deciding_type = 0;
 };
 
 namespace {
@@ -76,7 +76,8 @@ Status Standalone::load() {
 Status Standalone::read(const std::string & name, bool required, std::vector<uint8_t> & to) const {
     const TensorPlace * place = model_->layout().tensor(name);
     if (place == nullptr) {
-        return required ? Status(Code::corrupt, "tensor '" + name + "' is missing in '" + model_->label() + "'") : Status();
+        return required ? Status(Code::corrupt, "tensor '" + name + "' is missing in '" + model_->label() + "'")
+                        : Status();
     }
     const std::string & path = model_->layout().files[place->file];
     std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
@@ -97,7 +98,7 @@ Status Standalone::read_bias(const std::string & name, uint32_t n, std::vector<f
     const TensorPlace & place = *model_->layout().tensor(name);
     if (place.type != GGML_TYPE_F32 || raw.size() != n * sizeof(float)) {
         return { Code::unsupported, "tensor '" + name + "' of '" + model_->label() + "': " + std::to_string(n) +
-                                    " values of type F32 expected" };
+                                        " values of type F32 expected" };
     }
     to.resize(n);
     std::memcpy(to.data(), raw.data(), raw.size());

@@ -33,12 +33,12 @@ void FfnRun::submit_chunk(uint32_t chunk) {
     const uint64_t n = std::min<uint64_t>(chunk_neurons(), state_.layout.n_ff - first);
     ReadOp & op = s.ops[slot];
     op = ReadOp();
-    op.file       = &state_.file;
-    op.offset     = state_.bundle_offset(uint32_t(first)) / align * align;
-    op.needed     = state_.bundle_offset(uint32_t(first)) + n * state_.layout.stride - op.offset;
+    op.file = &state_.file;
+    op.offset = state_.bundle_offset(uint32_t(first)) / align * align;
+    op.needed = state_.bundle_offset(uint32_t(first)) + n * state_.layout.stride - op.offset;
     op.n_segments = 1;
-    op.segments   = &s.segments[slot];
-    op.tag        = chunk;
+    op.segments = &s.segments[slot];
+    op.tag = chunk;
     op.segments[0] = { s.staging.data() + slot * chunk_bytes, size_t((op.needed + align - 1) / align * align) };
     state_.counters.bytes_read += op.segments[0].iov_len;
     state_.counters.requests += 1;
@@ -57,8 +57,9 @@ void FfnRun::reap_chunks() {
         s.arrived[op.tag % stream_buffers] = true;
         if (op.error != 0) {
             fail({ Code::io, "cannot read layer " + std::to_string(state_.layout.layer) + " at neuron " +
-                             std::to_string(op.tag * chunk_neurons()) + ", byte " + std::to_string(op.offset + op.got) +
-                             " of '" + state_.file.label() + "': " + read_error(op.error) });
+                                 std::to_string(op.tag * chunk_neurons()) + ", byte " +
+                                 std::to_string(op.offset + op.got) + " of '" + state_.file.label() +
+                                 "': " + read_error(op.error) });
         }
     }
 }
@@ -81,7 +82,8 @@ void FfnRun::admit(uint32_t first, uint32_t end) {
     s.items.clear();
     for (uint32_t i = first; i < end; ++i) {
         const uint32_t neuron = s.selection[i].neuron, chunk = neuron / chunk_neurons();
-        const uint64_t start = state_.bundle_offset(chunk * chunk_neurons()) / state_.file.align() * state_.file.align();
+        const uint64_t start =
+            state_.bundle_offset(chunk * chunk_neurons()) / state_.file.align() * state_.file.align();
         s.rows[i] = s.staging.data() + (chunk % stream_buffers) * chunk_bytes + (state_.bundle_offset(neuron) - start);
         if (state_.cache.slot(neuron) == NeuronCache::none && state_.cache.has_free_slot()) {
             const int32_t slot = state_.cache.acquire(s.selection[i]);

@@ -82,16 +82,16 @@ void FfnRun::submit_misses() {
     s.ops.resize(std::max(s.ops.size(), s.runs.size()));
     for (size_t r = 0; r < s.runs.size(); ++r) {
         const MissRun & run = s.runs[r];
-        const uint32_t  neuron = s.selection[s.misses[run.first]].neuron;
-        const uint64_t  lead = state_.lead(neuron);
-        ReadOp &        op = s.ops[r];
+        const uint32_t neuron = s.selection[s.misses[run.first]].neuron;
+        const uint64_t lead = state_.lead(neuron);
+        ReadOp & op = s.ops[r];
         op = ReadOp();
-        op.file       = &state_.file;
-        op.offset     = state_.bundle_offset(neuron) - lead;
-        op.needed     = lead + run.count * state_.layout.stride;
+        op.file = &state_.file;
+        op.offset = state_.bundle_offset(neuron) - lead;
+        op.needed = lead + run.count * state_.layout.stride;
         op.n_segments = int(run.count);
-        op.segments   = s.segments.data() + run.first;
-        op.tag        = uint32_t(r);
+        op.segments = s.segments.data() + run.first;
+        op.tag = uint32_t(r);
         const uint64_t length = state_.aligned ? state_.layout.stride : (op.needed + align - 1) / align * align;
         for (uint32_t i = 0; i < run.count; ++i) {
             const uint32_t missing = s.selection[s.misses[run.first + i]].neuron;
@@ -114,7 +114,7 @@ void FfnRun::pump(bool block) {
     }
     constexpr size_t batch = 64;
     ReadOp * done[batch];
-    size_t   n;
+    size_t n;
     if (block) {
         const Clock::time_point t = Clock::now();
         n = session().reader->wait(done, batch);
@@ -137,9 +137,8 @@ void FfnRun::complete(ReadOp & op) {
             state_.cache.drop(s.selection[s.misses[run.first + i]].neuron);
         }
         fail({ Code::io, "cannot read neuron " + std::to_string(neuron) + " of layer " +
-                         std::to_string(state_.layout.layer) + " at byte " + std::to_string(op.offset) + " of '" +
-                         state_.file.label() + "': " +
-                         read_error(op.error) });
+                             std::to_string(state_.layout.layer) + " at byte " + std::to_string(op.offset) + " of '" +
+                             state_.file.label() + "': " + read_error(op.error) });
         return;
     }
     for (uint32_t i = 0; i < run.count; ++i) {

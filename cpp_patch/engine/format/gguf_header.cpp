@@ -13,9 +13,10 @@ namespace gguf_flash::format {
 
 namespace {
 
-constexpr uint32_t type_string = 8;
-constexpr uint32_t type_array  = 9;
-constexpr uint64_t max_name    = 1 << 16;
+constexpr uint64_t max_key = 1 << 16;
+constexpr uint64_t max_name = 63;          // ggml's limit for tensor names
+constexpr uint64_t max_header = 256 << 20; // bytes
+constexpr uint64_t max_values = uint64_t(1) << 63;
 
 // Bytes of a scalar gguf type, 0 for string, array and unknown types.
 uint64_t scalar_bytes(uint32_t type) {
@@ -30,14 +31,14 @@ double scalar_value(uint32_t type, const unsigned char * p) {
         return double(v);
     };
     switch (type) {
-        case 0:  return as(uint8_t(0));
-        case 1:  return as(int8_t(0));
-        case 2:  return as(uint16_t(0));
-        case 3:  return as(int16_t(0));
-        case 4:  return as(uint32_t(0));
-        case 5:  return as(int32_t(0));
-        case 6:  return as(float(0));
-        case 7:  return p[0] != 0;
+        case 0: return as(uint8_t(0));
+        case 1: return as(int8_t(0));
+        case 2: return as(uint16_t(0));
+        case 3: return as(int16_t(0));
+        case 4: return as(uint32_t(0));
+        case 5: return as(int32_t(0));
+        case 6: return as(float(0));
+        case 7: return p[0] != 0;
         case 10: return as(uint64_t(0));
         case 11: return as(int64_t(0));
         default: return as(double(0));
@@ -51,7 +52,7 @@ public:
     Cursor(std::FILE * file, uint64_t size) : file_(file), size_(size) {}
 
     uint64_t position() const { return position_; }
-    uint64_t left() const { return size_ - position_; }
+    uint64_t left() const { return std::min(size_, max_header) - std::min(position_, max_header); }
 
     bool bytes(void * to, uint64_t n) {
         if (n > left() || std::fread(to, 1, n, file_) != n) {
@@ -79,8 +80,8 @@ public:
 
 private:
     std::FILE * file_;
-    uint64_t    size_;
-    uint64_t    position_ = 0;
+    uint64_t size_;
+    uint64_t position_ = 0;
 };
 
 bool read_scalar(Cursor & in, Value & value) {
@@ -98,7 +99,7 @@ bool read_array(Cursor & in, Value & value, bool keep) {
         return false;
     }
     const uint64_t n = scalar_bytes(value.array_type);
-    if (n == 0 && value.array_type != type_string) {
+    if (n == 0 && value.array_type != value_string) {
         return false; // an array of arrays, or an unknown type
     }
     if (value.count > in.left() / std::max<uint64_t>(n, n == 0 ? 8 : 1)) {
@@ -116,7 +117,7 @@ bool read_array(Cursor & in, Value & value, bool keep) {
             }
             value.numbers.push_back(scalar_value(value.array_type, raw));
         } else if (keep) {
-            if (!in.string(item, max_name)) {
+            if (!in.string(item, max_header)) {
                 return false;
             }
             value.strings.push_back(item);
@@ -134,10 +135,10 @@ bool read_value(Cursor & in, Value & value, bool keep) {
     if (!in.get(value.type)) {
         return false;
     }
-    if (value.type == type_array) {
+    if (value.type == value_array) {
         return read_array(in, value, keep);
     }
-    if (value.type != type_string) {
+    if (value.type != value_string) {
         return read_scalar(in, value);
     }
     uint64_t length = 0;
@@ -156,31 +157,28 @@ bool keep(const std::string & key) {
     return (key.rfind("flash_ffn.", 0) == 0 && key != "flash_ffn.pad") || key == "general.architecture";
 }
 
-// Bytes of a tensor, or false when the type is unknown, a row is not whole blocks, or it overflows.
+// Bytes of a tensor; false when its type is unknown, a row is not whole blocks, or it is impossibly large.
 bool tensor_bytes(const TensorInfo & info, uint64_t & bytes) {
     if (info.type >= GGML_TYPE_COUNT || ggml_blck_size(ggml_type(info.type)) <= 0 ||
         ggml_type_size(ggml_type(info.type)) == 0) {
         return false;
     }
-    const uint64_t block = uint64_t(ggml_blck_size(ggml_type(info.type)));
-    if (info.ne.empty() || info.ne[0] % block != 0) {
-        return false;
-    }
-    bytes = info.ne[0] / block;
-    if (__builtin_mul_overflow(bytes, uint64_t(ggml_type_size(ggml_type(info.type))), &bytes)) {
-        return false;
-    }
-    for (size_t d = 1; d < info.ne.size(); ++d) {
-        if (__builtin_mul_overflow(bytes, info.ne[d], &bytes)) {
+    uint64_t values = 1;
+    for (uint64_t n : info.ne) {
+        if (__builtin_mul_overflow(values, n, &values) || values >= max_values) {
             return false;
         }
     }
-    return true;
+    const uint64_t block = uint64_t(ggml_blck_size(ggml_type(info.type)));
+    if ((info.ne.empty() ? 1 : info.ne[0]) % block != 0) {
+        return false;
+    }
+    return !__builtin_mul_overflow(values / block, uint64_t(ggml_type_size(ggml_type(info.type))), &bytes);
 }
 
 bool read_tensor_info(Cursor & in, TensorInfo & info) {
     uint32_t n_dims = 0;
-    if (!in.string(info.name, max_name) || !in.get(n_dims) || n_dims == 0 || n_dims > 4) {
+    if (!in.string(info.name, max_name) || !in.get(n_dims) || n_dims > 4) {
         return false;
     }
     info.ne.resize(n_dims);
@@ -194,12 +192,13 @@ bool read_tensor_info(Cursor & in, TensorInfo & info) {
 
 class HeaderReader {
 public:
-    HeaderReader(Cursor in, std::string label, uint64_t size)
-        : in_(in), label_(std::move(label)) { header_.file_size = size; }
+    HeaderReader(Cursor in, std::string label, uint64_t size) : in_(in), label_(std::move(label)) {
+        header_.file_size = size;
+    }
 
     Result<Header> run() {
-        for (auto step : { &HeaderReader::start, &HeaderReader::keys, &HeaderReader::tensors,
-                           &HeaderReader::places, &HeaderReader::overlaps }) {
+        for (auto step :
+             { &HeaderReader::start, &HeaderReader::keys, &HeaderReader::tensors, &HeaderReader::alignment }) {
             Status status = (this->*step)();
             if (!status.ok()) {
                 return status;
@@ -213,30 +212,31 @@ private:
         return { Code::corrupt, "cannot read '" + label_ + "': " + what };
     }
     Status truncated(const std::string & where) const {
-        return corrupt("the header ends or has an impossible length in " + where + " at byte " +
-                       std::to_string(in_.position()) + " of " + std::to_string(header_.file_size) +
+        return corrupt("the header ends, or has an unknown type or an impossible length or shape, in " + where +
+                       " at byte " + std::to_string(in_.position()) + " of " + std::to_string(header_.file_size) +
                        "; the file is truncated or damaged, copy or convert it again (SPEC R3)");
     }
 
     Status start() {
-        char     magic[4] = {};
-        uint32_t version  = 0;
+        char magic[4] = {};
+        uint32_t version = 0;
         if (!in_.get(magic) || std::memcmp(magic, "GGUF", 4) != 0) {
-            return { Code::not_flash, "'" + label_ + "' is not a GGUF file: it does not start with the bytes "
-                                      "'GGUF'; give a file made by gguf-flash convert (SPEC R1)" };
+            return { Code::not_flash, "'" + label_ +
+                                          "' is not a GGUF file: it does not start with the bytes "
+                                          "'GGUF'; give a file made by gguf-flash convert (SPEC R1)" };
         }
         if (!in_.get(version)) {
             return truncated("the version");
         }
         if (version != 3) {
-            return corrupt("GGUF version 3 expected, found " + std::to_string(version) +
-                           "; convert the model again (SPEC R2)");
+            return { Code::version, "cannot read '" + label_ + "': GGUF version 3 expected, found " +
+                                        std::to_string(version) + "; convert the model again (SPEC R2)" };
         }
         if (!in_.get(n_tensors_) || !in_.get(n_keys_)) {
             return truncated("the counts");
         }
-        // A key takes 13 bytes at least and a tensor info 33.
-        if (n_keys_ > in_.left() / 13 || n_tensors_ > in_.left() / 33) {
+        // A key takes 13 bytes at least and a tensor info 24.
+        if (n_keys_ > in_.left() / 13 || n_tensors_ > in_.left() / 24) {
             return truncated("the counts (" + std::to_string(n_tensors_) + " tensors, " + std::to_string(n_keys_) +
                              " keys)");
         }
@@ -246,20 +246,12 @@ private:
     Status keys() {
         for (uint64_t i = 0; i < n_keys_; ++i) {
             std::string key;
-            Value       value;
-            if (!in_.string(key, max_name) || !read_value(in_, value, keep(key))) {
+            Value value;
+            if (!in_.string(key, max_key) || key.empty() || !read_value(in_, value, keep(key))) {
                 return truncated("key " + std::to_string(i) + " '" + key.substr(0, 80) + "'");
             }
             if (!header_.keys.emplace(key, std::move(value)).second) {
                 return corrupt("key '" + key + "' appears twice; convert the model again (SPEC R20)");
-            }
-        }
-        const Value * alignment = header_.find("general.alignment");
-        if (alignment != nullptr) {
-            const double a = alignment->is_integer() ? alignment->numbers[0] : 0;
-            header_.alignment = a >= 1 && a <= (1 << 20) ? uint64_t(a) : 0;
-            if (header_.alignment == 0 || (header_.alignment & (header_.alignment - 1)) != 0) {
-                return corrupt("general.alignment is not a power of two; convert the model again (SPEC R6)");
             }
         }
         return {};
@@ -269,66 +261,43 @@ private:
         header_.tensors.resize(n_tensors_);
         std::set<std::string> names;
         for (TensorInfo & info : header_.tensors) {
-            if (!read_tensor_info(in_, info)) {
+            if (!read_tensor_info(in_, info) || !tensor_bytes(info, info.bytes)) {
                 return truncated("tensor info '" + info.name.substr(0, 80) + "'");
             }
             if (!names.insert(info.name).second) {
                 return corrupt("tensor '" + info.name + "' appears twice; convert the model again (SPEC R20)");
             }
         }
-        header_.data_offset = (in_.position() + header_.alignment - 1) / header_.alignment * header_.alignment;
         return {};
     }
 
-    Status places() {
+    // The alignment, the start of the data section, and offsets from the start of the file.
+    Status alignment() {
+        if (const Value * value = header_.find("general.alignment")) {
+            header_.alignment = value->is(value_u32) ? uint64_t(value->numbers[0]) : 0;
+        }
+        const uint64_t a = header_.alignment;
+        if (a == 0 || (a & (a - 1)) != 0) {
+            return corrupt("general.alignment is not a u32 power of two; convert the model again (SPEC R16)");
+        }
+        header_.data_offset = (in_.position() + a - 1) / a * a;
         for (TensorInfo & info : header_.tensors) {
-            if (!tensor_bytes(info, info.bytes)) {
-                return corrupt("tensor '" + info.name + "' has type " + std::to_string(info.type) +
-                               " or a shape this build does not know; convert the model again (SPEC R10)");
-            }
-            if (info.offset % header_.alignment != 0) {
-                return corrupt("tensor '" + info.name + "' starts at " + std::to_string(info.offset) +
-                               ", not a multiple of " + std::to_string(header_.alignment) + " (SPEC R16)");
-            }
-            uint64_t end = 0;
-            if (__builtin_add_overflow(info.offset, header_.data_offset, &info.offset) ||
-                __builtin_add_overflow(info.offset, info.bytes, &end) || end > header_.file_size) {
-                return corrupt("tensor '" + info.name + "' needs bytes up to " + std::to_string(end) +
-                               " but the file has " + std::to_string(header_.file_size) +
-                               "; it is truncated, copy or convert it again (SPEC R15)");
+            info.aligned = info.offset % a == 0;
+            if (__builtin_add_overflow(info.offset, header_.data_offset, &info.offset)) {
+                info.offset = UINT64_MAX;
             }
         }
         return {};
     }
 
-    Status overlaps() {
-        std::vector<const TensorInfo *> order;
-        for (const TensorInfo & info : header_.tensors) {
-            order.push_back(&info);
-        }
-        std::sort(order.begin(), order.end(),
-                  [](const TensorInfo * a, const TensorInfo * b) { return a->offset < b->offset; });
-        for (size_t i = 1; i < order.size(); ++i) {
-            if (order[i - 1]->offset + order[i - 1]->bytes > order[i]->offset) {
-                return corrupt("tensor '" + order[i - 1]->name + "' overlaps '" + order[i]->name +
-                               "'; convert the model again (SPEC R16)");
-            }
-        }
-        return {};
-    }
-
-    Cursor      in_;
+    Cursor in_;
     std::string label_;
-    uint64_t    n_tensors_ = 0;
-    uint64_t    n_keys_ = 0;
-    Header      header_;
+    uint64_t n_tensors_ = 0;
+    uint64_t n_keys_ = 0;
+    Header header_;
 };
 
 } // namespace
-
-bool Value::is_array_of(bool want_strings) const {
-    return type == type_array && (array_type == type_string) == want_strings;
-}
 
 const Value * Header::find(const std::string & key) const {
     auto it = keys.find(key);
@@ -349,6 +318,34 @@ Result<Header> read_header(const std::string & path, const std::string & label) 
         return Status(Code::io, "cannot read the size of '" + label + "': " + std::strerror(errno));
     }
     return HeaderReader(Cursor(file.get(), uint64_t(size)), label, uint64_t(size)).run();
+}
+
+Status check_places(const Header & header, const std::string & label) {
+    const std::string prefix = "cannot read '" + label + "': tensor '";
+    std::vector<const TensorInfo *> order;
+    for (const TensorInfo & info : header.tensors) {
+        if (!info.aligned) {
+            return { Code::corrupt, prefix + info.name + "' does not start at a multiple of " +
+                                        std::to_string(header.alignment) + "; convert the model again (SPEC R16)" };
+        }
+        uint64_t end = UINT64_MAX;
+        if (__builtin_add_overflow(info.offset, info.bytes, &end) || end > header.file_size) {
+            return { Code::corrupt, prefix + info.name + "' ends beyond the file's " +
+                                        std::to_string(header.file_size) +
+                                        " bytes; it is truncated, copy or convert it again (SPEC R15)" };
+        }
+        order.push_back(&info);
+    }
+    std::sort(order.begin(), order.end(), [](const TensorInfo * a, const TensorInfo * b) {
+        return a->offset != b->offset ? a->offset < b->offset : a->bytes < b->bytes;
+    });
+    for (size_t i = 1; i < order.size(); ++i) {
+        if (order[i - 1]->offset + order[i - 1]->bytes > order[i]->offset) {
+            return { Code::corrupt, prefix + order[i - 1]->name + "' overlaps '" + order[i]->name +
+                                        "'; convert the model again (SPEC R16)" };
+        }
+    }
+    return {};
 }
 
 } // namespace gguf_flash::format

@@ -1,6 +1,6 @@
 #include "gguf_flash/layout.h"
 
-#include "ggml.h"
+#include "ggml-cpu.h"
 #include "gguf_header.h"
 
 #include <cmath>
@@ -21,8 +21,23 @@ uint64_t round_up(uint64_t n, uint64_t to) {
     return (n + to - 1) / to * to;
 }
 
-std::string bundle_name(uint32_t layer) {
-    return "blk." + std::to_string(layer) + ".ffn_bundle.weight";
+constexpr uint64_t max_n_embd = 1 << 24;
+
+// Integer and intermediate types exist for tensors, but hold no weights.
+bool is_weight_type(int type) {
+    switch (type) {
+        case -1:
+        case GGML_TYPE_I8:
+        case GGML_TYPE_I16:
+        case GGML_TYPE_I32:
+        case GGML_TYPE_I64:
+        case GGML_TYPE_F64:
+        case GGML_TYPE_Q8_1:
+        case GGML_TYPE_Q8_K: return false;
+        default:
+            return ggml_blck_size(ggml_type(type)) > 0 && ggml_type_size(ggml_type(type)) > 0 &&
+                   ggml_get_type_traits_cpu(ggml_type(type))->vec_dot != nullptr;
+    }
 }
 
 // Turns the headers of one file, or of a split set, into a Layout; one method per group of rules.
@@ -32,10 +47,10 @@ public:
         : label_(std::move(label)), headers_(std::move(headers)) {}
 
     Result<Layout> run() {
-        for (auto step : { &LayoutReader::version, &LayoutReader::splits, &LayoutReader::scalars,
-                           &LayoutReader::listed_layers, &LayoutReader::parts, &LayoutReader::tensors,
-                           &LayoutReader::types, &LayoutReader::bundles, &LayoutReader::thresholds,
-                           &LayoutReader::dense_matrices }) {
+        for (auto step :
+             { &LayoutReader::splits, &LayoutReader::version, &LayoutReader::parts, &LayoutReader::listed_layers,
+               &LayoutReader::types, &LayoutReader::align, &LayoutReader::activation, &LayoutReader::thresholds,
+               &LayoutReader::tensors, &LayoutReader::bundles, &LayoutReader::places, &LayoutReader::dense_matrices }) {
             Status status = (this->*step)();
             if (!status.ok()) {
                 return status;
@@ -53,18 +68,21 @@ private:
     }
     const Value * find(const std::string & key) const { return headers_[0].find(key); }
 
-    Status integer(const std::string & key, uint64_t max, uint64_t & value) const {
+    Status missing(const std::string & key, const std::string & type) const {
+        return corrupt("key '" + key + "' is missing or not " + type, 6);
+    }
+    Status integer(const std::string & key, uint64_t & value) const {
         const Value * v = find(key);
-        if (v == nullptr || !v->is_integer() || v->numbers[0] < 0 || v->numbers[0] > double(max)) {
-            return corrupt("key '" + key + "' is missing or not an integer from 0 to " + std::to_string(max), 6);
+        if (v == nullptr || !v->is(format::value_u32)) {
+            return missing(key, "a u32");
         }
         value = uint64_t(v->numbers[0]);
         return {};
     }
     Status boolean(const std::string & key, bool & value) const {
         const Value * v = find(key);
-        if (v == nullptr || !v->is_bool()) {
-            return corrupt("key '" + key + "' is missing or not a bool", 6);
+        if (v == nullptr || !v->is(format::value_bool)) {
+            return missing(key, "a bool");
         }
         value = v->numbers[0] != 0;
         return {};
@@ -73,63 +91,80 @@ private:
     Status version() {
         const Value * v = find("flash_ffn.version");
         if (v == nullptr) {
-            return bad(Code::not_flash, "it is an ordinary GGUF without the key 'flash_ffn.version'; make a "
-                                        "flash-GGUF of it with gguf-flash convert", 4);
+            return bad(Code::not_flash,
+                       "it is an ordinary GGUF without the key 'flash_ffn.version'; make a "
+                       "flash-GGUF of it with gguf-flash convert",
+                       4);
         }
-        if (!v->is_integer() || v->numbers[0] != 1) {
-            const std::string found = v->is_integer() ? std::to_string(int64_t(v->numbers[0])) : "another type";
-            return bad(Code::version, "flash_ffn.version 1 expected, found " + found +
-                                      "; install a newer gguf_flash or convert the model again", 5);
+        if (!v->is(format::value_u32)) {
+            return missing("flash_ffn.version", "a u32");
+        }
+        if (v->numbers[0] != 1) {
+            return bad(Code::version,
+                       "flash_ffn.version 1 expected, found " + std::to_string(uint32_t(v->numbers[0])) +
+                           "; install a newer gguf_flash or convert the model again",
+                       5);
         }
         out_.version = 1;
         return {};
     }
 
+    static uint64_t number(const Header & header, const char * key, uint64_t otherwise) {
+        const Value * v = header.find(key);
+        return v != nullptr && v->is_integer() && v->numbers[0] >= 0 ? uint64_t(v->numbers[0]) : otherwise;
+    }
+
     Status splits() {
-        const Value * count = find("split.count");
-        const uint64_t n = count != nullptr && count->is_integer() ? uint64_t(count->numbers[0]) : 0;
-        if (n > 1 && n != headers_.size()) {
-            return corrupt("it is one of " + std::to_string(n) + " files but " + std::to_string(headers_.size()) +
-                           " were found beside it; put all of them in one folder", 19);
+        if (headers_[0].find("split.count") == nullptr) {
+            return {};
         }
-        for (size_t i = 0; n > 1 && i < headers_.size(); ++i) {
-            const Value * no = headers_[i].find("split.no");
-            if (no == nullptr || !no->is_integer() || uint64_t(no->numbers[0]) != i) {
-                return corrupt("file " + std::to_string(i + 1) + " of its split set has the wrong split.no", 19);
-            }
+        const uint64_t count = number(headers_[0], "split.count", UINT64_MAX);
+        if (count <= 1) {
+            return {};
+        }
+        uint64_t tensors = 0;
+        bool whole = count == headers_.size();
+        for (size_t i = 0; i < headers_.size(); ++i) {
+            whole = whole && number(headers_[i], "split.no", UINT64_MAX) == i &&
+                    number(headers_[i], "split.count", UINT64_MAX) == count;
+            tensors += headers_[i].tensors.size();
+        }
+        if (!whole || number(headers_[0], "split.tensors.count", UINT64_MAX) != tensors) {
+            return bad(Code::corrupt,
+                       "its split set is incomplete or this is not its first file; put all files in one "
+                       "folder and give the first",
+                       19);
         }
         return {};
     }
 
-    Status scalars() {
-        const Value * select = find("flash_ffn.select");
-        if (select == nullptr || !select->is_string()) {
-            return corrupt("key 'flash_ffn.select' is missing or not a string", 6);
+    Status select() {
+        const Value * v = find("flash_ffn.select");
+        if (v == nullptr || !v->is(format::value_string)) {
+            return missing("flash_ffn.select", "a string");
         }
-        const std::string & name = select->strings[0];
+        const std::string & name = v->strings[0];
         if (name != "all" && name != "gate") {
-            return bad(Code::unsupported, "selection 'all' or 'gate' expected, found '" + name.substr(0, 40) +
-                                          "'; install a newer gguf_flash", 7);
+            return bad(Code::unsupported,
+                       "selection 'all' or 'gate' expected, found '" + name.substr(0, 40) +
+                           "'; install a newer gguf_flash",
+                       7);
         }
         out_.select = name == "all" ? Select::all : Select::gate;
-        uint64_t n_embd = 0, align = 0;
-        Status   status = integer("flash_ffn.n_embd", 1 << 24, n_embd);
-        status = status.ok() ? integer("flash_ffn.bundle.align", UINT32_MAX, align) : status;
-        status = status.ok() ? boolean("flash_ffn.gated", out_.gated) : status;
-        status = status.ok() ? boolean("flash_ffn.fused", out_.fused) : status;
-        if (!status.ok()) {
-            return status;
-        }
-        if (n_embd == 0) {
-            return corrupt("flash_ffn.n_embd is 0", 6);
-        }
-        if (align < part_align || align > 65536 || (align & (align - 1)) != 0) {
+        Status status = boolean("flash_ffn.gated", out_.gated);
+        return status.ok() ? boolean("flash_ffn.fused", out_.fused) : status;
+    }
+
+    Status align() {
+        uint64_t align = 0;
+        Status status = integer("flash_ffn.bundle.align", align);
+        if (status.ok() && (align < part_align || align > 65536 || (align & (align - 1)) != 0)) {
             return corrupt("flash_ffn.bundle.align is " + std::to_string(align) +
-                           ", a power of two from 32 to 65536 expected", 11);
+                               ", a power of two from 32 to 65536 expected",
+                           11);
         }
-        out_.n_embd = uint32_t(n_embd);
-        out_.align  = uint32_t(align);
-        return activation();
+        out_.align = uint32_t(align);
+        return status;
     }
 
     Status activation() {
@@ -137,11 +172,15 @@ private:
         if (v == nullptr) {
             return {};
         }
-        Result<Activation> parsed = parse_activation(v->is_string() ? v->strings[0] : "?");
+        if (!v->is(format::value_string)) {
+            return missing("flash_ffn.activation", "a string");
+        }
+        Result<Activation> parsed = parse_activation(v->strings[0]);
         if (!parsed.ok() || parsed.value() == Activation::from_graph) {
-            return bad(Code::unsupported, "activation relu, relu_sqr, silu, gelu or gelu_erf expected, found '" +
-                                          (v->is_string() ? v->strings[0].substr(0, 40) : "another type") +
-                                          "'; install a newer gguf_flash", 18);
+            return bad(Code::unsupported,
+                       "activation relu, relu_sqr, silu, gelu or gelu_erf expected, found '" +
+                           v->strings[0].substr(0, 40) + "'; install a newer gguf_flash",
+                       18);
         }
         out_.activation = parsed.value();
         return {};
@@ -149,12 +188,12 @@ private:
 
     Status listed_layers() {
         const Value * v = find("flash_ffn.layers");
-        if (v == nullptr || !v->is_array_of(false)) {
-            return corrupt("key 'flash_ffn.layers' is missing or not an array of integers", 6);
+        if (v == nullptr || !v->is_array_of(format::value_u32)) {
+            return missing("flash_ffn.layers", "an array of u32");
         }
         double last = -1;
         for (double n : v->numbers) {
-            if (n <= last || n > 1e6) {
+            if (n <= last) {
                 last = -1;
                 break;
             }
@@ -170,11 +209,14 @@ private:
     }
 
     Status parts() {
-        const Value * v = find("flash_ffn.bundle.parts");
-        if (v == nullptr || !v->is_array_of(true)) {
-            return corrupt("key 'flash_ffn.bundle.parts' is missing or not an array of strings", 6);
+        Status status = select();
+        if (!status.ok()) {
+            return status;
         }
-        parts_.clear();
+        const Value * v = find("flash_ffn.bundle.parts");
+        if (v == nullptr || !v->is_array_of(format::value_string)) {
+            return missing("flash_ffn.bundle.parts", "an array of strings");
+        }
         if (out_.select == Select::all && out_.gated) {
             parts_.push_back(Part::gate);
         }
@@ -203,14 +245,13 @@ private:
                 }
                 TensorPlace place{ info.name, int(info.type), info.ne, uint32_t(f), info.offset, info.bytes };
                 unsigned layer = 0;
-                int      used  = 0;
-                if (std::sscanf(info.name.c_str(), "blk.%u.ffn_bundle.weight%n", &layer, &used) != 1 ||
-                    size_t(used) != info.name.size()) {
+                if (std::sscanf(info.name.c_str(), "blk.%u.ffn_bundle", &layer) != 1 ||
+                    info.name != bundle_name(layer)) {
                     out_.resident.push_back(std::move(place));
                     continue;
                 }
                 const LayerLayout * known = out_.find(layer);
-                if (known == nullptr || info.name != bundle_name(layer)) {
+                if (known == nullptr) {
                     return corrupt("tensor '" + info.name + "' exists but flash_ffn.layers does not list it", 12);
                 }
                 bundles_[size_t(known - out_.layers.data())] = std::move(place);
@@ -220,31 +261,39 @@ private:
     }
 
     Status types() {
+        uint64_t n_embd = 0;
+        Status status = integer("flash_ffn.n_embd", n_embd);
         const Value * v = find("flash_ffn.bundle.types");
-        if (v == nullptr || !v->is_array_of(false)) {
-            return corrupt("key 'flash_ffn.bundle.types' is missing or not an array of integers", 6);
+        if (!status.ok()) {
+            return status;
         }
-        if (v->numbers.size() != out_.layers.size() * parts_.size()) {
-            return corrupt("flash_ffn.bundle.types has " + std::to_string(v->numbers.size()) + " values, " +
-                           std::to_string(out_.layers.size() * parts_.size()) + " expected", 10);
+        if (v == nullptr || !v->is_array_of(format::value_u32)) {
+            return missing("flash_ffn.bundle.types", "an array of u32");
         }
+        if (n_embd == 0 || n_embd > max_n_embd || v->numbers.size() != out_.layers.size() * parts_.size()) {
+            return corrupt("flash_ffn.bundle.types has " + std::to_string(v->numbers.size()) + " values for " +
+                               std::to_string(out_.layers.size() * parts_.size()) + " parts of " +
+                               std::to_string(n_embd) + " columns",
+                           10);
+        }
+        out_.n_embd = uint32_t(n_embd);
         size_t i = 0;
         for (LayerLayout & layer : out_.layers) {
             uint64_t offset = 0;
             for (Part part : parts_) {
                 const double t = v->numbers[i++];
-                PartLayout   p;
+                PartLayout p;
                 p.part = part;
-                p.type = t >= 0 && t < GGML_TYPE_COUNT ? int(t) : -1;
-                if (p.type < 0 || ggml_blck_size(ggml_type(p.type)) <= 0 || ggml_type_size(ggml_type(p.type)) == 0 ||
-                    out_.n_embd % uint64_t(ggml_blck_size(ggml_type(p.type))) != 0) {
+                p.type = t < GGML_TYPE_COUNT ? int(t) : -1;
+                if (!is_weight_type(p.type) || out_.n_embd % uint64_t(ggml_blck_size(ggml_type(p.type))) != 0) {
                     return corrupt("part '" + std::string(to_string(part)) + "' of layer " +
-                                   std::to_string(layer.layer) + " has type " + std::to_string(int64_t(t)) +
-                                   ", which is unknown or does not divide rows of " + std::to_string(out_.n_embd), 10);
+                                       std::to_string(layer.layer) + " has type " + std::to_string(int64_t(t)) +
+                                       ", which is unknown or does not divide rows of " + std::to_string(out_.n_embd),
+                                   10);
                 }
-                p.bytes  = ggml_row_size(ggml_type(p.type), out_.n_embd);
+                p.bytes = ggml_row_size(ggml_type(p.type), out_.n_embd);
                 p.offset = round_up(offset, part_align);
-                offset   = p.offset + p.bytes;
+                offset = p.offset + p.bytes;
                 layer.parts.push_back(p);
             }
         }
@@ -253,24 +302,30 @@ private:
 
     Status bundles() {
         for (size_t i = 0; i < out_.layers.size(); ++i) {
-            LayerLayout &       layer = out_.layers[i];
+            LayerLayout & layer = out_.layers[i];
             const TensorPlace & place = bundles_[i];
-            const std::string   name  = bundle_name(layer.layer);
+            const std::string name = bundle_name(layer.layer);
             if (place.name.empty()) {
                 return corrupt("tensor '" + name + "' is missing", 12);
             }
-            if (place.type != GGML_TYPE_I8 || place.ne.size() != 2 || place.ne[1] == 0 || place.ne[1] > UINT32_MAX) {
+            if (place.type != GGML_TYPE_I8 || place.ne.size() != 2 || place.ne[0] == 0 || place.ne[1] == 0) {
                 return corrupt("tensor '" + name + "' is not a two-dimensional I8 tensor", 13);
+            }
+            if (place.ne[1] > UINT32_MAX) {
+                return corrupt("tensor '" + name + "' claims " + std::to_string(place.ne[1]) +
+                                   " neurons, more than any file holds",
+                               15);
             }
             const PartLayout & last = layer.parts.back();
             if (place.ne[0] < last.offset + last.bytes || place.ne[0] % out_.align != 0) {
                 return corrupt("tensor '" + name + "' has a stride of " + std::to_string(place.ne[0]) +
-                               " bytes: its parts need " + std::to_string(last.offset + last.bytes) +
-                               " in a multiple of " + std::to_string(out_.align), 14);
+                                   " bytes: its parts need " + std::to_string(last.offset + last.bytes) +
+                                   " in a multiple of " + std::to_string(out_.align),
+                               14);
             }
-            layer.n_ff   = uint32_t(place.ne[1]);
+            layer.n_ff = uint32_t(place.ne[1]);
             layer.stride = place.ne[0];
-            layer.file   = place.file;
+            layer.file = place.file;
             layer.offset = place.offset;
         }
         return {};
@@ -281,7 +336,10 @@ private:
         if (v == nullptr) {
             return {};
         }
-        bool good = v->is_array_of(false) && v->numbers.size() == out_.layers.size();
+        if (!v->is_array_of(format::value_f32)) {
+            return missing("flash_ffn.threshold", "an array of f32");
+        }
+        bool good = v->numbers.size() == out_.layers.size();
         for (size_t i = 0; good && i < out_.layers.size(); ++i) {
             good = std::isfinite(v->numbers[i]) && v->numbers[i] >= 0;
             out_.layers[i].threshold = float(v->numbers[i]);
@@ -290,6 +348,17 @@ private:
             return corrupt("flash_ffn.threshold is not one finite number, zero or more, per layer", 18);
         }
         out_.has_threshold = true;
+        return {};
+    }
+
+    Status places() {
+        for (size_t i = 0; i < headers_.size(); ++i) {
+            Status status =
+                format::check_places(headers_[i], i == 0 ? label_ : "file " + std::to_string(i + 1) + " of " + label_);
+            if (!status.ok()) {
+                return status;
+            }
+        }
         return {};
     }
 
@@ -304,21 +373,23 @@ private:
                     return corrupt("tensor '" + dense->name + "' is present beside the bundle that replaces it", 17);
                 }
                 if (deciding && (dense == nullptr || dense->ne.size() != 2 || dense->ne[0] != out_.n_embd ||
-                                 dense->ne[1] != layer.n_ff)) {
-                    return corrupt("tensor '" + block + to_string(part) + ".weight', which decides in gate mode, is "
-                                   "missing or not " + std::to_string(out_.n_embd) + " by " +
-                                   std::to_string(layer.n_ff), 17);
+                                 dense->ne[1] != layer.n_ff || !is_weight_type(dense->type))) {
+                    return corrupt("tensor '" + block + to_string(part) +
+                                       ".weight', which decides in gate mode, is "
+                                       "missing or not weights of " +
+                                       std::to_string(out_.n_embd) + " by " + std::to_string(layer.n_ff),
+                                   17);
                 }
             }
         }
         return {};
     }
 
-    std::string              label_;
-    std::vector<Header>      headers_;
-    std::vector<Part>        parts_;
+    std::string label_;
+    std::vector<Header> headers_;
+    std::vector<Part> parts_;
     std::vector<TensorPlace> bundles_; // one per listed layer
-    Layout                   out_;
+    Layout out_;
 };
 
 } // namespace
@@ -327,6 +398,10 @@ Result<Layout> read_layout(const std::vector<std::string> & paths, const std::st
     std::vector<Header> headers;
     for (size_t i = 0; i < paths.size(); ++i) {
         Result<Header> header = format::read_header(paths[i], i == 0 ? label : paths[i]);
+        if (!header.ok() && i > 0 && header.status().code() == Code::io) {
+            return Status(Code::corrupt, "cannot use '" + label + "': " + header.status().message() +
+                                             "; put all files of the split set in one folder (SPEC R19)");
+        }
         if (!header.ok()) {
             return header.status();
         }
@@ -346,9 +421,10 @@ std::vector<std::string> split_paths(const std::string & path) {
     // "<prefix>-00001-of-00003.gguf"
     constexpr size_t tail = 20;
     unsigned no = 0, count = 0;
-    int      used = 0;
-    if (path.size() <= tail || std::sscanf(path.c_str() + path.size() - tail, "-%5u-of-%5u.gguf%n", &no, &count,
-                                           &used) != 2 || size_t(used) != tail || no != 1 || count < 2) {
+    int used = 0;
+    if (path.size() <= tail ||
+        std::sscanf(path.c_str() + path.size() - tail, "-%5u-of-%5u.gguf%n", &no, &count, &used) != 2 ||
+        size_t(used) != tail || no != 1 || count < 2) {
         return { path };
     }
     std::vector<std::string> paths;

@@ -2,6 +2,11 @@
 
 namespace gguf_flash {
 
+// The name does not end in "weight": upstream's quantizer then leaves the tensor as it is.
+std::string bundle_name(uint32_t layer) {
+    return "blk." + std::to_string(layer) + ".ffn_bundle";
+}
+
 const char * to_string(Part part) {
     static const char * names[] = { "gate", "up", "down" };
     return names[int(part)];

@@ -55,11 +55,16 @@ Result<std::shared_ptr<FaultPlan>> FaultPlan::parse(const std::string & text) {
         const size_t colon = item.find(':');
         const uint64_t n = colon == std::string::npos ? 0 : std::strtoull(item.c_str() + colon + 1, nullptr, 10);
         const std::string name = item.substr(0, colon);
-        uint64_t * field = name == "eio" ? &plan->eio_ : name == "short" ? &plan->short_ :
-                           name == "again" ? &plan->again_ : name == "delay" ? &plan->delay_us_ : nullptr;
+        uint64_t * field = name == "eio"   ? &plan->eio_
+                         : name == "short" ? &plan->short_
+                         : name == "again" ? &plan->again_
+                         : name == "delay" ? &plan->delay_us_
+                                           : nullptr;
         if (field == nullptr || n == 0) {
-            return Status(Code::argument, "cannot use fault plan '" + text + "': items eio:N, short:N, again:N or "
-                                          "delay:MICROSECONDS expected, found '" + item + "'");
+            return Status(Code::argument, "cannot use fault plan '" + text +
+                                              "': items eio:N, short:N, again:N or "
+                                              "delay:MICROSECONDS expected, found '" +
+                                              item + "'");
         }
         *field = n;
     }
@@ -84,13 +89,14 @@ int64_t FaultPlan::apply(int64_t result, uint64_t align) {
     }
     if (short_ != 0 && count % short_ == 0 && result > int64_t(align)) {
         return int64_t(uint64_t(result) / 2 / align * align) > 0 ? int64_t(uint64_t(result) / 2 / align * align)
-                                                                  : int64_t(align);
+                                                                 : int64_t(align);
     }
     return result;
 }
 
 std::string read_error(int error) {
-    return error == ENODATA ? "the file ends before it; it was truncated or replaced, restore it" : std::strerror(error);
+    return error == ENODATA ? "the file ends before it; it was truncated or replaced, restore it"
+                            : std::strerror(error);
 }
 
 Result<ReaderKind> parse_reader(const std::string & name) {

@@ -92,8 +92,7 @@ private:
     void read(ReadOp & op) {
         int64_t result;
         do {
-            result = preadv(op.file->fd(), op.segments + op.first, op.n_segments - op.first,
-                            off_t(op.offset + op.got));
+            result = preadv(op.file->fd(), op.segments + op.first, op.n_segments - op.first, off_t(op.offset + op.got));
             result = result < 0 ? -errno : result;
             if (faults_) {
                 result = faults_->apply(result, op.file->align());
@@ -102,13 +101,13 @@ private:
     }
 
     std::shared_ptr<FaultPlan> faults_;
-    std::vector<std::thread>   threads_;
-    std::vector<ReadOp *>      staged_; // submitted, not yet flushed
-    std::mutex                 mutex_;  // guards all below
-    std::condition_variable    queued_cv_, done_cv_;
-    std::deque<ReadOp *>       queued_, done_;
-    size_t                     outstanding_ = 0; // flushed, not yet taken
-    bool                       stop_ = false;
+    std::vector<std::thread> threads_;
+    std::vector<ReadOp *> staged_; // submitted, not yet flushed
+    std::mutex mutex_;             // guards all below
+    std::condition_variable queued_cv_, done_cv_;
+    std::deque<ReadOp *> queued_, done_;
+    size_t outstanding_ = 0; // flushed, not yet taken
+    bool stop_ = false;
 };
 
 } // namespace
@@ -118,7 +117,7 @@ Result<std::unique_ptr<Reader>> make_pread_reader(int depth, std::shared_ptr<Fau
         return std::unique_ptr<Reader>(new PreadReader(depth, std::move(faults)));
     } catch (const std::system_error & e) {
         return Status(Code::io, "cannot start " + std::to_string(depth) + " reading threads: " + e.what() +
-                                "; lower the read depth");
+                                    "; lower the read depth");
     }
 }
 

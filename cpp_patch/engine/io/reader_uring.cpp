@@ -28,7 +28,7 @@ void store_release(uint32_t * p, uint32_t v) {
 // A mapping of the ring's memory shared with the kernel.
 struct Mapping {
     void * address = MAP_FAILED;
-    size_t bytes   = 0;
+    size_t bytes = 0;
 
     bool map(int fd, size_t n, off_t offset) {
         address = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, offset);
@@ -40,9 +40,7 @@ struct Mapping {
             munmap(address, bytes);
         }
     }
-    uint32_t * at(uint32_t offset) const {
-        return reinterpret_cast<uint32_t *>(static_cast<char *>(address) + offset);
-    }
+    uint32_t * at(uint32_t offset) const { return reinterpret_cast<uint32_t *>(static_cast<char *>(address) + offset); }
 };
 
 class UringReader final : public Reader {
@@ -73,14 +71,14 @@ public:
             !sqes_.map(fd_, params.sq_entries * sizeof(io_uring_sqe), IORING_OFF_SQES)) {
             return errno;
         }
-        sq_tail_  = sq_.at(params.sq_off.tail);
-        sq_mask_  = *sq_.at(params.sq_off.ring_mask);
+        sq_tail_ = sq_.at(params.sq_off.tail);
+        sq_mask_ = *sq_.at(params.sq_off.ring_mask);
         sq_array_ = sq_.at(params.sq_off.array);
-        cq_head_  = cq_.at(params.cq_off.head);
-        cq_tail_  = cq_.at(params.cq_off.tail);
-        cq_mask_  = *cq_.at(params.cq_off.ring_mask);
-        cqes_     = reinterpret_cast<io_uring_cqe *>(cq_.at(params.cq_off.cqes));
-        depth_    = std::min(depth_, params.sq_entries);
+        cq_head_ = cq_.at(params.cq_off.head);
+        cq_tail_ = cq_.at(params.cq_off.tail);
+        cq_mask_ = *cq_.at(params.cq_off.ring_mask);
+        cqes_ = reinterpret_cast<io_uring_cqe *>(cq_.at(params.cq_off.cqes));
+        depth_ = std::min(depth_, params.sq_entries);
         return 0;
     }
 
@@ -139,22 +137,22 @@ private:
         const uint32_t index = tail & sq_mask_;
         io_uring_sqe & sqe = static_cast<io_uring_sqe *>(sqes_.address)[index];
         std::memset(&sqe, 0, sizeof(sqe));
-        sqe.opcode    = IORING_OP_READV;
-        sqe.fd        = op->file->fd();
-        sqe.off       = op->offset + op->got;
-        sqe.addr      = reinterpret_cast<uint64_t>(op->segments + op->first);
-        sqe.len       = uint32_t(op->n_segments - op->first);
+        sqe.opcode = IORING_OP_READV;
+        sqe.fd = op->file->fd();
+        sqe.off = op->offset + op->got;
+        sqe.addr = reinterpret_cast<uint64_t>(op->segments + op->first);
+        sqe.len = uint32_t(op->n_segments - op->first);
         sqe.user_data = reinterpret_cast<uint64_t>(op);
         sq_array_[index] = index;
     }
 
     size_t reap(ReadOp ** done, size_t max) {
-        size_t   n = 0;
+        size_t n = 0;
         uint32_t head = *cq_head_;
         while (n < max && head != load_acquire(cq_tail_)) {
             const io_uring_cqe & cqe = cqes_[head & cq_mask_];
             ReadOp * op = reinterpret_cast<ReadOp *>(cqe.user_data);
-            int64_t  result = cqe.res;
+            int64_t result = cqe.res;
             if (faults_) {
                 result = faults_->apply(result, op->file->align());
             }
@@ -170,19 +168,19 @@ private:
         return n;
     }
 
-    uint32_t                   depth_;
+    uint32_t depth_;
     std::shared_ptr<FaultPlan> faults_;
-    int                        fd_ = -1;
-    Mapping                    sq_, cq_, sqes_;
-    uint32_t *                 sq_tail_ = nullptr;
-    uint32_t *                 sq_array_ = nullptr;
-    uint32_t *                 cq_head_ = nullptr;
-    uint32_t *                 cq_tail_ = nullptr;
-    io_uring_cqe *             cqes_ = nullptr;
-    uint32_t                   sq_mask_ = 0, cq_mask_ = 0;
-    uint32_t                   in_flight_ = 0;   // in the ring or with the kernel
-    uint32_t                   unsubmitted_ = 0; // of these, not yet seen by the kernel
-    std::deque<ReadOp *>       waiting_;
+    int fd_ = -1;
+    Mapping sq_, cq_, sqes_;
+    uint32_t * sq_tail_ = nullptr;
+    uint32_t * sq_array_ = nullptr;
+    uint32_t * cq_head_ = nullptr;
+    uint32_t * cq_tail_ = nullptr;
+    io_uring_cqe * cqes_ = nullptr;
+    uint32_t sq_mask_ = 0, cq_mask_ = 0;
+    uint32_t in_flight_ = 0;   // in the ring or with the kernel
+    uint32_t unsubmitted_ = 0; // of these, not yet seen by the kernel
+    std::deque<ReadOp *> waiting_;
 };
 
 } // namespace
@@ -191,8 +189,8 @@ Result<std::unique_ptr<Reader>> make_uring_reader(int depth, std::shared_ptr<Fau
     std::unique_ptr<UringReader> reader(new UringReader(depth, std::move(faults)));
     const int error = reader->open();
     if (error != 0) {
-        return Status(Code::io, std::string("io_uring is not available: ") + std::strerror(error) +
-                                "; use the reader 'pread'");
+        return Status(Code::io,
+                      std::string("io_uring is not available: ") + std::strerror(error) + "; use the reader 'pread'");
     }
     return std::unique_ptr<Reader>(std::move(reader));
 }

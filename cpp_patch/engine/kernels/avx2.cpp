@@ -16,8 +16,8 @@ void step(float * y, __m256 a, __m256 w) {
 
 void axpy_f32(const void * w, float a, float * y, size_t n) {
     const float * row = static_cast<const float *>(w);
-    const __m256  va  = _mm256_set1_ps(a);
-    const size_t  body = n / lanes * lanes;
+    const __m256 va = _mm256_set1_ps(a);
+    const size_t body = n / lanes * lanes;
     for (size_t i = 0; i < body; i += lanes) {
         step(y + i, va, _mm256_loadu_ps(row + i));
     }
@@ -70,15 +70,15 @@ void axpy_q8_0(const void * w, float a, float * y, size_t n) {
 
 void axpy_q4_0(const void * w, float a, float * y, size_t n) {
     const unsigned char * block = static_cast<const unsigned char *>(w);
-    const __m256  va = _mm256_set1_ps(a);
+    const __m256 va = _mm256_set1_ps(a);
     const __m128i mask = _mm_set1_epi8(15), eight = _mm_set1_epi8(8);
     for (size_t b = 0; b < n; b += block_values, block += q4_0_bytes) {
-        const __m256  d = scale_of(block);
+        const __m256 d = scale_of(block);
         const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i *>(block + 2));
-        const __m128i low  = _mm_sub_epi8(_mm_and_si128(packed, mask), eight);
+        const __m128i low = _mm_sub_epi8(_mm_and_si128(packed, mask), eight);
         const __m128i high = _mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(packed, 4), mask), eight);
-        step(y + b,      va, _mm256_mul_ps(widen(low), d));
-        step(y + b + 8,  va, _mm256_mul_ps(widen(_mm_srli_si128(low, 8)), d));
+        step(y + b, va, _mm256_mul_ps(widen(low), d));
+        step(y + b + 8, va, _mm256_mul_ps(widen(_mm_srli_si128(low, 8)), d));
         step(y + b + 16, va, _mm256_mul_ps(widen(high), d));
         step(y + b + 24, va, _mm256_mul_ps(widen(_mm_srli_si128(high, 8)), d));
     }
@@ -95,7 +95,7 @@ void accumulate(const float * w, size_t ld, const float * a, size_t n_rows, floa
             if (a[r] == 0.0f) {
                 continue;
             }
-            const __m256  va  = _mm256_set1_ps(a[r]);
+            const __m256 va = _mm256_set1_ps(a[r]);
             const float * row = w + r * ld + i;
             y0 = _mm256_add_ps(y0, _mm256_mul_ps(va, _mm256_loadu_ps(row)));
             y1 = _mm256_add_ps(y1, _mm256_mul_ps(va, _mm256_loadu_ps(row + 8)));

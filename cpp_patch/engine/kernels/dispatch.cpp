@@ -35,12 +35,12 @@ using Axpy = void (*)(const void *, float, float *, size_t);
 Axpy direct_kernel(int type) {
     const Kernels & k = kernels();
     switch (type) {
-        case GGML_TYPE_F32:  return k.axpy_f32;
-        case GGML_TYPE_F16:  return k.axpy_f16;
+        case GGML_TYPE_F32: return k.axpy_f32;
+        case GGML_TYPE_F16: return k.axpy_f16;
         case GGML_TYPE_BF16: return k.axpy_bf16;
         case GGML_TYPE_Q8_0: return k.axpy_q8_0;
         case GGML_TYPE_Q4_0: return k.axpy_q4_0;
-        default:             return nullptr;
+        default: return nullptr;
     }
 }
 

@@ -50,7 +50,7 @@ void axpy_q4_0(const void * w, float a, float * y, size_t n) {
         const float d = scale_of(block);
         for (size_t i = 0; i < block_values / 2; ++i) {
             const int low = (block[2 + i] & 15) - 8, high = (block[2 + i] >> 4) - 8;
-            y[b + i]      = y[b + i] + a * (low * d);
+            y[b + i] = y[b + i] + a * (low * d);
             y[b + i + 16] = y[b + i + 16] + a * (high * d);
         }
     }

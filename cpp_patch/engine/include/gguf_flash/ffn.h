@@ -13,16 +13,16 @@ namespace gguf_flash {
 
 // All arrays are float, rows contiguous, row starts given by the strides (in floats).
 struct FfnInput {
-    uint32_t      n_tokens = 0;
-    const float * x = nullptr;         // [n_tokens, n_embd], what the FFN gets as input
-    size_t        x_stride = 0;
-    const float * scores = nullptr;    // gate mode: [n_tokens, n_ff], the deciding part's output, bias added
-    size_t        scores_stride = 0;
+    uint32_t n_tokens = 0;
+    const float * x = nullptr; // [n_tokens, n_embd], what the FFN gets as input
+    size_t x_stride = 0;
+    const float * scores = nullptr; // gate mode: [n_tokens, n_ff], the deciding part's output, bias added
+    size_t scores_stride = 0;
     const float * gate_bias = nullptr; // [n_ff] or null; for parts that are in the bundle
     const float * up_bias = nullptr;   // [n_ff] or null
-    float *       out = nullptr;       // [n_tokens, n_embd], without the down bias
-    size_t        out_stride = 0;
-    Activation    activation = Activation::from_graph; // what the graph asks for; the file's choice wins
+    float * out = nullptr;             // [n_tokens, n_embd], without the down bias
+    size_t out_stride = 0;
+    Activation activation = Activation::from_graph; // what the graph asks for; the file's choice wins
 };
 
 // Lets nth threads meet. Waiting spins briefly, then yields: on a small machine the thread everybody
@@ -51,10 +51,10 @@ public:
 private:
     friend class FfnRun;
 
-    std::shared_ptr<Model>   model_;
-    int                      layer_index_;
-    Status                   status_;
-    Barrier                  barrier_;
+    std::shared_ptr<Model> model_;
+    int layer_index_;
+    Status status_;
+    Barrier barrier_;
     std::unique_ptr<Session> session_; // on loan while run() is under way
 };
 

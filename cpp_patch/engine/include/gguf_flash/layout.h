@@ -17,6 +17,9 @@ enum class Part { gate = 0, up = 1, down = 2 };
 enum class Select { all, gate };
 enum class Activation { from_graph, relu, relu_sqr, silu, gelu, gelu_erf };
 
+// The tensor that holds the bundles of a block.
+std::string bundle_name(uint32_t layer);
+
 const char * to_string(Part part);
 const char * to_string(Select select);
 const char * to_string(Activation activation); // "" for from_graph
@@ -24,20 +27,20 @@ Result<Activation> parse_activation(const std::string & name);
 
 // One part of every bundle of a layer.
 struct PartLayout {
-    Part     part   = Part::down;
-    int      type   = 0; // ggml_type of its rows
+    Part part = Part::down;
+    int type = 0;        // ggml_type of its rows
     uint64_t offset = 0; // bytes from the start of the bundle, a multiple of 32
-    uint64_t bytes  = 0; // bytes of one row of n_embd values
+    uint64_t bytes = 0;  // bytes of one row of n_embd values
 };
 
 // The bundles of one layer: neuron i is at [offset + i*stride, offset + (i+1)*stride) of file.
 struct LayerLayout {
-    uint32_t layer  = 0; // block index N of blk.N
-    uint32_t n_ff   = 0; // neurons
-    uint32_t file   = 0; // index into Layout::files
+    uint32_t layer = 0;  // block index N of blk.N
+    uint32_t n_ff = 0;   // neurons
+    uint32_t file = 0;   // index into Layout::files
     uint64_t offset = 0; // bytes from the start of that file; any alignment
     uint64_t stride = 0; // bytes
-    float    threshold = 0.0f;
+    float threshold = 0.0f;
     std::vector<PartLayout> parts;
 
     const PartLayout * find(Part part) const; // nullptr if the bundle has no such part
@@ -46,23 +49,23 @@ struct LayerLayout {
 // An ordinary tensor of the file, by name: what the engine needs when it runs without llama.cpp.
 struct TensorPlace {
     std::string name;
-    int         type = 0;
+    int type = 0;
     std::vector<uint64_t> ne; // elements per dimension, ggml order
-    uint32_t    file   = 0;
-    uint64_t    offset = 0; // bytes from the start of the file
-    uint64_t    bytes  = 0;
+    uint32_t file = 0;
+    uint64_t offset = 0; // bytes from the start of the file
+    uint64_t bytes = 0;
 };
 
 struct Layout {
     std::vector<std::string> files; // one, or all files of a split set in order
-    uint32_t   version = 0;
-    Select     select  = Select::all;
+    uint32_t version = 0;
+    Select select = Select::all;
     Activation activation = Activation::from_graph;
-    bool       gated = false;
-    bool       fused = false; // the graph's ffn_up holds the gate rows, then the up rows
-    bool       has_threshold = false;
-    uint32_t   n_embd = 0;
-    uint32_t   align  = 0;
+    bool gated = false;
+    bool fused = false; // the graph's ffn_up holds the gate rows, then the up rows
+    bool has_threshold = false;
+    uint32_t n_embd = 0;
+    uint32_t align = 0;
     std::vector<LayerLayout> layers;   // ascending by block index
     std::vector<TensorPlace> resident; // every tensor that is not a bundle
 

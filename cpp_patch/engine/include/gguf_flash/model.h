@@ -22,16 +22,16 @@ enum class Prefill {
 // What a user may set. One vocabulary for KV overrides (flash_ffn.<name>), environment variables
 // (GGUF_FLASH_<NAME>) and Python keywords, all parsed by set().
 struct Settings {
-    uint64_t   ram_bytes = 0;    // for all weights, resident ones included; 0 with ram_share 0: automatic
-    double     ram_share = 0;    // or: all resident weights and this share of the bundles
-    uint32_t   window = 5;       // tokens, for Policy::window
-    Policy     policy = Policy::budget;
+    uint64_t ram_bytes = 0; // for all weights, resident ones included; 0 with ram_share 0: automatic
+    double ram_share = 0;   // or: all resident weights and this share of the bundles
+    uint32_t window = 5;    // tokens, for Policy::window
+    Policy policy = Policy::budget;
     ReaderKind reader = ReaderKind::automatic;
-    int        depth = 32;       // reads in flight
-    Prefill    prefill = Prefill::automatic;
-    double     threshold = -1;   // overrides the file's activation thresholds when 0 or more
+    int depth = 32; // reads in flight
+    Prefill prefill = Prefill::automatic;
+    double threshold = -1;                          // overrides the file's activation thresholds when 0 or more
     Activation activation = Activation::from_graph; // overrides the file's
-    std::string faults;          // FaultPlan text, for tests
+    std::string faults;                             // FaultPlan text, for tests
 
     // name is "ram" ("200MiB", "60%", plain bytes), "window", "policy", "reader", "depth", "prefill",
     // "threshold", "activation" or "faults". An unknown name or value is Code::argument.
@@ -41,9 +41,9 @@ struct Settings {
 
 struct Counters {
     uint64_t tokens = 0;
-    uint64_t selected = 0;   // neurons, each counted once per tick
-    uint64_t hits = 0;       // selected neurons that were cached
-    uint64_t misses = 0;     // selected neurons read one by one
+    uint64_t selected = 0; // neurons, each counted once per tick
+    uint64_t hits = 0;     // selected neurons that were cached
+    uint64_t misses = 0;   // selected neurons read one by one
     uint64_t evictions = 0;
     uint64_t bytes_read = 0;
     uint64_t requests = 0;   // reads given to the device
@@ -65,7 +65,7 @@ struct LayerStats {
 struct Stats {
     Counters total; // tokens: of the busiest layer; all else: sums
     std::vector<LayerStats> layers;
-    std::string reader; // for example "io_uring, direct"
+    std::string reader;                                          // for example "io_uring, direct"
     uint64_t ram_bytes = 0, resident_bytes = 0, cache_bytes = 0; // the budget and its two parts
 };
 
@@ -80,18 +80,18 @@ public:
                                                const Settings & settings, bool with_cache = true);
     ~Model();
 
-    const Layout &   layout() const { return layout_; }
+    const Layout & layout() const { return layout_; }
     const Settings & settings() const { return settings_; }
     const std::string & label() const { return label_; }
     // Index into layout().layers of a block, or -1.
     int index_of(uint32_t layer) const;
 
     Stats stats() const;
-    void  reset_stats();
+    void reset_stats();
 
     // The last error of any call, kept for callers that see only "decode failed".
-    void        set_last_error(const Status & status);
-    std::string last_error() const;
+    void set_last_error(const Status & status);
+    Status last_error() const;
 
     // For FfnOp: a layer's state, and the loan of a reader with scratch memory.
     LayerState & layer(int index) { return *layers_[size_t(index)]; }
@@ -104,18 +104,18 @@ private:
     Status prepare();
     Status allocate();
 
-    Layout      layout_;
-    Settings    settings_;
+    Layout layout_;
+    Settings settings_;
     std::string label_;
-    std::vector<std::shared_ptr<File>>       files_;
+    std::vector<std::shared_ptr<File>> files_;
     std::vector<std::unique_ptr<LayerState>> layers_;
-    std::shared_ptr<FaultPlan>               faults_;
+    std::shared_ptr<FaultPlan> faults_;
     std::string reader_name_;
     uint64_t ram_bytes_ = 0, cache_bytes_ = 0;
 
     mutable std::mutex mutex_; // guards the two below
     std::vector<std::unique_ptr<Session>> sessions_;
-    std::string last_error_;
+    Status last_error_;
 };
 
 // Engines by the object that opened them (the address of a llama_model), so that Python can reach
@@ -123,5 +123,10 @@ private:
 void attach(const void * owner, std::shared_ptr<Model> model);
 void detach(const void * owner);
 std::shared_ptr<Model> attached(const void * owner);
+
+// Why this thread's last load or context failed, for callers that see only a null pointer.
+// take_load_error() is ok when nothing failed since the last call.
+void set_load_error(const Status & status);
+Status take_load_error();
 
 } // namespace gguf_flash

@@ -58,9 +58,9 @@ public:
 private:
     struct Slot {
         uint32_t neuron;
-        int32_t  older, newer; // neighbours in the list of used slots
-        uint64_t last;         // number of the token that selected it last, from 1
-        bool     released;     // may be given away within this tick
+        int32_t older, newer; // neighbours in the list of used slots
+        uint64_t last;        // number of the token that selected it last, from 1
+        bool released;        // may be given away within this tick
     };
 
     void unlink(int32_t slot);
@@ -70,16 +70,16 @@ private:
     int32_t take_released();
 
     uint32_t n_slots_;
-    Policy   policy_;
+    Policy policy_;
     uint32_t window_;
     uint32_t n_cached_ = 0;
     uint64_t evictions_ = 0;
     uint64_t tokens_before_ = 0; // tokens of all earlier ticks
     uint32_t tick_tokens_ = 0;   // tokens of this tick
-    int32_t  oldest_ = none, newest_ = none;
-    std::vector<int32_t>  slot_of_; // per neuron
-    std::vector<Slot>     slots_;
-    std::vector<int32_t>  free_;
+    int32_t oldest_ = none, newest_ = none;
+    std::vector<int32_t> slot_of_; // per neuron
+    std::vector<Slot> slots_;
+    std::vector<int32_t> free_;
     std::vector<uint32_t> released_; // neurons of this tick whose slots may go, last in first out
     std::vector<Selected> order_;    // scratch of end()
 };

@@ -34,10 +34,10 @@ public:
 
 private:
     File() = default;
-    int         fd_ = -1;
-    bool        direct_ = false;
-    uint64_t    align_ = 1;
-    uint64_t    size_ = 0;
+    int fd_ = -1;
+    bool direct_ = false;
+    uint64_t align_ = 1;
+    uint64_t size_ = 0;
     std::string label_;
 };
 
@@ -46,16 +46,16 @@ constexpr int max_segments = 64; // pieces of memory one read may fill; far belo
 // One read. The caller fills the first block and keeps the object, its segments and their memory alive
 // and in place until it is reported done; the reader owns the rest and uses the segments up.
 struct ReadOp {
-    const File * file   = nullptr;
-    uint64_t     offset = 0; // bytes, a multiple of file->align()
-    uint64_t     needed = 0; // bytes from offset that must arrive; the segments may reach past the end of the file
-    int          n_segments = 0;
-    iovec *      segments = nullptr;
-    uint32_t     tag = 0; // for the caller
+    const File * file = nullptr;
+    uint64_t offset = 0; // bytes, a multiple of file->align()
+    uint64_t needed = 0; // bytes from offset that must arrive; the segments may reach past the end of the file
+    int n_segments = 0;
+    iovec * segments = nullptr;
+    uint32_t tag = 0; // for the caller
 
-    int      error = 0; // errno once done; 0 is success, ENODATA the end of the file
-    uint64_t got   = 0;
-    int      first = 0; // first segment not yet full
+    int error = 0; // errno once done; 0 is success, ENODATA the end of the file
+    uint64_t got = 0;
+    int first = 0; // first segment not yet full
 };
 
 // Makes reads fail on purpose, beneath the retry logic of every reader. For tests.

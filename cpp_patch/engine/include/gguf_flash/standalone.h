@@ -24,10 +24,10 @@ private:
     Status load();
     Status read(const std::string & name, bool required, std::vector<uint8_t> & to) const;
     Status read_bias(const std::string & name, uint32_t n, std::vector<float> & to) const;
-    void   score(const LayerWeights & w, const float * x, uint32_t n_tokens, std::vector<float> & scores, int ith,
-                 int nth) const;
+    void score(const LayerWeights & w, const float * x, uint32_t n_tokens, std::vector<float> & scores, int ith,
+               int nth) const;
 
-    std::shared_ptr<Model>    model_;
+    std::shared_ptr<Model> model_;
     std::vector<LayerWeights> layers_;
 };
 

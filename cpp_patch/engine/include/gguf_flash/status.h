@@ -32,7 +32,7 @@ public:
     const std::string & message() const { return message_; }
 
 private:
-    Code        code_ = Code::ok;
+    Code code_ = Code::ok;
     std::string message_;
 };
 
@@ -49,7 +49,7 @@ public:
 
 private:
     Status status_;
-    T      value_{};
+    T value_{};
 };
 
 } // namespace gguf_flash
