@@ -1,0 +1,368 @@
+"""Malformed flash-GGUF files, each named after the rule of SPEC.md that it breaks.
+
+Bytes are laid out here from SPEC.md alone, without gguf_flash, so these files also check that the
+specification suffices.  ``python hostile_files.py FOLDER`` writes all of them, and ``good`` ones,
+for readers in other languages.
+"""
+
+from __future__ import annotations
+
+import copy
+import struct
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_IDS = {
+    "u8": (0, "B"), "u16": (2, "H"), "u32": (4, "I"), "i32": (5, "i"), "f32": (6, "f"),
+    "bool": (7, "?"), "u64": (10, "Q"),
+}  # fmt: skip
+F32, F16, Q8_0, I8 = 0, 1, 8, 24
+N_EMBD, N_FF, STRIDE = 32, 4, 512
+
+
+def _text(s: str) -> bytes:
+    return struct.pack("<Q", len(s.encode())) + s.encode()
+
+
+def _value(kind: str, v: Any) -> bytes:
+    if kind == "raw":
+        return v
+    if kind == "str":
+        return struct.pack("<I", 8) + _text(v)
+    if kind.startswith("arr:"):
+        item = kind[4:]
+        head = struct.pack("<IIQ", 9, 8 if item == "str" else _IDS[item][0], len(v))
+        if item == "str":
+            return head + b"".join(_text(x) for x in v)
+        return head + struct.pack(f"<{len(v)}{_IDS[item][1]}", *v)
+    type_id, code = _IDS[kind]
+    return struct.pack("<I" + code, type_id, v)
+
+
+@dataclass
+class Tensor:
+    name: str
+    shape: list[int]
+    type: int
+    nbytes: int
+    offset: int = -1  # -1: where the tensors before it end, were they all in place
+
+
+@dataclass
+class Model:
+    """A flash-GGUF before it is bytes; the rules are broken by editing it."""
+
+    magic: bytes = b"GGUF"
+    version: int = 3
+    kv: list[tuple[str, str, Any]] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    cut: int = 0  # bytes missing at the end
+    claim_kv: int | None = None
+    claim_tensors: int | None = None
+
+    def set(self, key: str, kind: str, value: Any) -> None:
+        self.kv = [(k, kind, value) if k == key else (k, t, v) for k, t, v in self.kv]
+
+    def drop(self, key: str) -> None:
+        self.kv = [x for x in self.kv if x[0] != key]
+
+    def tensor(self, name: str) -> Tensor:
+        return next(t for t in self.tensors if t.name == name)
+
+    def encode(self) -> bytes:
+        n_tensors = len(self.tensors) if self.claim_tensors is None else self.claim_tensors
+        n_kv = len(self.kv) if self.claim_kv is None else self.claim_kv
+        out = bytearray(self.magic + struct.pack("<IQQ", self.version, n_tensors, n_kv))
+        for key, kind, value in self.kv:
+            out += _text(key) + _value(kind, value)
+        end = 0
+        for t in self.tensors:
+            offset = end if t.offset < 0 else t.offset
+            out += _text(t.name) + struct.pack(f"<I{len(t.shape)}Q", len(t.shape), *t.shape)
+            out += struct.pack("<IQ", t.type, offset)
+            end += -(-t.nbytes // 32) * 32
+        out += b"\0" * (-len(out) % 32) + b"\0" * end
+        return bytes(out[: len(out) - self.cut])
+
+
+def good(select: str = "all") -> Model:
+    """A correct file of two llama layers with F32 parts."""
+    m = Model()
+    parts = ["gate", "up", "down"] if select == "all" else ["up", "down"]
+    m.kv = [
+        ("general.architecture", "str", "llama"),
+        ("flash_ffn.version", "u32", 1),
+        ("flash_ffn.select", "str", select),
+        ("flash_ffn.layers", "arr:u32", [0, 1]),
+        ("flash_ffn.n_embd", "u32", N_EMBD),
+        ("flash_ffn.gated", "bool", True),
+        ("flash_ffn.fused", "bool", False),
+        ("flash_ffn.bundle.parts", "arr:str", parts),
+        ("flash_ffn.bundle.types", "arr:u32", [F32] * (2 * len(parts))),
+        ("flash_ffn.bundle.align", "u32", 512),
+        ("flash_ffn.activation", "str", "silu"),
+    ]
+    for i in range(2):
+        name = f"blk.{i}.ffn_bundle"
+        m.tensors.append(Tensor(name, [STRIDE, N_FF], I8, STRIDE * N_FF))
+    if select == "gate":
+        for i in range(2):
+            name = f"blk.{i}.ffn_gate.weight"
+            m.tensors.append(Tensor(name, [N_EMBD, N_FF], F32, 4 * N_EMBD * N_FF))
+    m.tensors.append(Tensor("token_embd.weight", [N_EMBD, 8], F32, 4 * N_EMBD * 8))
+    return m
+
+
+Edit = Callable[[Model], None]
+CASES: dict[str, tuple[str, Edit]] = {}  # name -> (select, edit)
+
+
+def case(name: str, select: str = "all") -> Callable[[Edit], Edit]:
+    def register(edit: Edit) -> Edit:
+        CASES[name] = (select, edit)
+        return edit
+
+    return register
+
+
+def _key(name: str, key: str, kind: str, value: Any, select: str = "all") -> None:
+    CASES[name] = (select, lambda m: m.set(f"flash_ffn.{key}", kind, value))
+
+
+def _attr(name: str, tensor: str, attr: str, value: Any, select: str = "all") -> None:
+    CASES[name] = (select, lambda m: setattr(m.tensor(tensor), attr, value))
+
+
+@case("r01_magic")
+def _(m: Model) -> None:
+    m.magic = b"GGML"
+
+
+@case("r02_gguf_version_2")
+def _(m: Model) -> None:
+    m.version = 2
+
+
+@case("r02_big_endian")
+def _(m: Model) -> None:
+    m.version = 3 << 24
+
+
+@case("r03_more_keys_than_bytes")
+def _(m: Model) -> None:
+    m.claim_kv = 1 << 60
+
+
+@case("r03_one_key_too_many")
+def _(m: Model) -> None:
+    m.claim_kv = len(m.kv) + 1
+
+
+@case("r03_more_tensors_than_bytes")
+def _(m: Model) -> None:
+    m.claim_tensors = 1 << 60
+
+
+_key("r03_string_beyond_file", "select", "raw", struct.pack("<IQ", 8, 1 << 40))
+_key("r03_string_length_overflows", "select", "raw", struct.pack("<IQ", 8, 2**64 - 1))
+_key("r03_array_beyond_file", "layers", "raw", struct.pack("<IIQ", 9, 4, 1 << 62))
+_key("r03_array_of_arrays", "layers", "raw", struct.pack("<IIQ", 9, 9, 1))
+_key("r03_unknown_value_type", "select", "raw", struct.pack("<I", 77))
+_attr("r03_unknown_tensor_type", "token_embd.weight", "type", 4000)
+_attr("r03_five_dimensions", "token_embd.weight", "shape", [32, 8, 1, 1, 1])
+_attr("r03_shape_overflows", "token_embd.weight", "shape", [1 << 40, 1 << 40])
+_attr("r03_partial_block", "token_embd.weight", "type", 12)
+
+
+@case("r03_long_name")
+def _(m: Model) -> None:
+    m.tensors[-1].name = "x" * 64
+
+
+@case("r04_no_version")
+def _(m: Model) -> None:
+    m.drop("flash_ffn.version")
+
+
+_key("r05_version_0", "version", "u32", 0)
+_key("r05_version_2", "version", "u32", 2)
+_key("r06_version_type", "version", "u64", 1)
+_key("r06_select_type", "select", "u32", 1)
+_key("r06_layers_type", "layers", "arr:i32", [0, 1])
+_key("r06_gated_type", "gated", "u8", 1)
+_key("r06_activation_type", "activation", "u32", 1)
+for _name in ("select", "layers", "n_embd", "gated", "fused"):
+    CASES[f"r06_no_{_name}"] = ("all", lambda m, k=_name: m.drop(f"flash_ffn.{k}"))
+for _name in ("parts", "types", "align"):
+    CASES[f"r06_no_{_name}"] = ("all", lambda m, k=_name: m.drop(f"flash_ffn.bundle.{k}"))
+_key("r07_predictor", "select", "str", "predictor")
+_key("r08_layers_empty", "layers", "arr:u32", [])
+_key("r08_layers_descend", "layers", "arr:u32", [1, 0])
+_key("r08_layers_repeat", "layers", "arr:u32", [0, 0])
+_key("r09_no_down", "bundle.parts", "arr:str", ["gate", "up"])
+_key("r09_order", "bundle.parts", "arr:str", ["up", "gate", "down"])
+_key("r09_unknown_part", "bundle.parts", "arr:str", ["gate", "up", "sideways"])
+_key("r09_not_gated", "gated", "bool", False)
+_key("r09_fused_gate_select", "fused", "bool", True, "gate")
+_key("r10_too_few_types", "bundle.types", "arr:u32", [0] * 5)
+_key("r10_too_many_types", "bundle.types", "arr:u32", [0] * 7)
+_key("r10_unknown_type", "bundle.types", "arr:u32", [0, 0, 999] * 2)
+_key("r10_integer_type", "bundle.types", "arr:u32", [0, 0, I8] * 2)
+_key("r10_partial_block", "bundle.types", "arr:u32", [0, 0, 12] * 2)
+_key("r10_no_width", "n_embd", "u32", 0)
+_key("r11_align_0", "bundle.align", "u32", 0)
+_key("r11_align_500", "bundle.align", "u32", 500)
+_key("r11_align_16", "bundle.align", "u32", 16)
+_key("r11_align_131072", "bundle.align", "u32", 131072)
+_key("r12_unlisted_layer", "layers", "arr:u32", [0, 2])
+_attr("r12_no_bundle", "blk.1.ffn_bundle", "name", "blk.1.other.weight")
+
+
+@case("r12_extra_bundle")
+def _(m: Model) -> None:
+    m.set("flash_ffn.layers", "arr:u32", [0])
+    m.set("flash_ffn.bundle.types", "arr:u32", [0] * 3)
+
+
+_attr("r13_not_i8", "blk.0.ffn_bundle", "type", F32)
+_attr("r13_three_dimensions", "blk.0.ffn_bundle", "shape", [512, 2, 2])
+_attr("r13_no_neurons", "blk.0.ffn_bundle", "shape", [512, 0])
+_key("r14_rows_overlap", "n_embd", "u32", 64)
+
+
+@case("r14_stride_not_aligned")
+def _(m: Model) -> None:
+    m.set("flash_ffn.bundle.align", "u32", 1024)
+
+
+@case("r14_stride_shorter_than_parts")
+def _(m: Model) -> None:
+    m.set("flash_ffn.bundle.align", "u32", 32)
+    for t in m.tensors[:2]:
+        t.shape[0] = 352
+
+
+@case("r15_truncated")
+def _(m: Model) -> None:
+    m.cut = 1
+
+
+@case("r15_bundle_truncated")
+def _(m: Model) -> None:
+    m.cut = 32 * 8 * 4 + N_FF * STRIDE
+
+
+_attr("r15_offset_overflows", "token_embd.weight", "offset", 2**64 - 32)
+
+
+@case("r15_neurons_overflow")
+def _(m: Model) -> None:
+    m.tensors[0].shape[1] = 1 << 50
+
+
+_attr("r16_overlap", "blk.1.ffn_bundle", "offset", 0)
+_attr("r16_partial_overlap", "blk.1.ffn_bundle", "offset", 1024)
+_attr("r16_offset", "token_embd.weight", "offset", 4097)
+
+
+@case("r16_alignment")
+def _(m: Model) -> None:
+    m.kv.append(("general.alignment", "u32", 33))
+
+
+@case("r17_dense_down_too")
+def _(m: Model) -> None:
+    m.tensors.append(Tensor("blk.0.ffn_down.weight", [N_FF, N_EMBD], F32, 4 * N_EMBD * N_FF))
+
+
+_attr("r17_no_deciding", "blk.1.ffn_gate.weight", "name", "blk.1.x.weight", "gate")
+_attr("r17_deciding_shape", "blk.1.ffn_gate.weight", "shape", [N_FF, N_EMBD], "gate")
+_attr("r17_deciding_type", "blk.1.ffn_gate.weight", "type", I8, "gate")
+_key("r18_activation", "activation", "str", "tanh")
+
+
+def _threshold(name: str, values: list[float]) -> None:
+    CASES[name] = ("all", lambda m: m.kv.append(("flash_ffn.threshold", "arr:f32", values)))
+
+
+_threshold("r18_threshold_length", [0.0])
+_threshold("r18_threshold_nan", [0.0, float("nan")])
+_threshold("r18_threshold_infinite", [0.0, float("inf")])
+_threshold("r18_threshold_negative", [0.0, -1.0])
+
+
+@case("r20_key_twice")
+def _(m: Model) -> None:
+    m.kv.append(("general.architecture", "str", "llama"))
+
+
+@case("r20_tensor_twice")
+def _(m: Model) -> None:
+    m.tensors.append(copy.copy(m.tensors[-1]))
+
+
+def _split(no: int, count: int, total: int) -> list[tuple[str, str, Any]]:
+    return [
+        ("split.no", "u16", no),
+        ("split.count", "u16", count),
+        ("split.tensors.count", "i32", total),
+    ]
+
+
+def split_set(folder: Path, name: str, fault: str = "") -> Path:
+    """Write the good file as a set of two and return the first; ``fault`` breaks R19 or R20."""
+    first, second = good(), Model()
+    total = len(first.tensors) + (fault == "total")
+    second.tensors = [first.tensors.pop(), first.tensors.pop()]
+    second.kv = _split(5 if fault == "number" else 1, 2, total)
+    first.kv += _split(1 if fault == "not_first" else 0, 2, total)
+    if fault == "duplicate":
+        second.tensors[0] = copy.copy(first.tensors[0])
+    path = folder / f"{name}-00001-of-00002.gguf"
+    if fault == "name":
+        path = folder / f"{name}.gguf"
+    path.write_bytes(first.encode())
+    if fault != "missing":
+        (folder / f"{name}-00002-of-00002.gguf").write_bytes(second.encode())
+    return path
+
+
+SPLIT_CASES = {
+    "r19_file_missing": "missing",
+    "r19_split_no": "number",
+    "r19_not_the_first": "not_first",
+    "r19_tensor_count": "total",
+    "r19_name": "name",
+    "r20_tensor_in_two_files": "duplicate",
+}
+
+
+def write_case(folder: Path, name: str) -> Path:
+    """Write the files of one case to ``folder`` and return the one to open."""
+    if name in SPLIT_CASES:
+        return split_set(folder, name, SPLIT_CASES[name])
+    if name == "good_split":
+        return split_set(folder, name)
+    if name in ("good_all", "good_gate"):
+        model = good(name[5:])
+    else:
+        select, edit = CASES[name]
+        model = good(select)
+        edit(model)
+    path = folder / f"{name}.gguf"
+    path.write_bytes(model.encode())
+    return path
+
+
+ALL_CASES = sorted([*CASES, *SPLIT_CASES])
+GOOD_CASES = ["good_all", "good_gate", "good_split"]
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.mkdir(parents=True, exist_ok=True)
+    for case_name in [*GOOD_CASES, *ALL_CASES]:
+        print(write_case(target, case_name))
