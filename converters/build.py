@@ -1,0 +1,166 @@
+"""The conversion itself: find the source, plan the file, stream it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gguf_flash.converters.activations import activation_of
+from gguf_flash.converters.bundle import (
+    BundlePlan,
+    Orders,
+    bundle_blocks,
+    neuron_tensors,
+    permuted,
+    plan_layer,
+)
+from gguf_flash.converters.dense import DenseModel, find_layers
+from gguf_flash.converters.upstream import dense_source
+from gguf_flash.errors import ArgumentError, IoError
+from gguf_flash.format.container import Tensor, Value, encode_value
+from gguf_flash.format.ggml_types import GgmlType, type_by_name
+from gguf_flash.format.layout import FORMAT_VERSION, SELECTS, FlashLayout
+from gguf_flash.format.writer import FlashWriter, PlannedTensor
+
+__all__ = ["Progress", "convert"]
+
+# Called with bytes done, bytes in all, and what is being done.
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class _Task:
+    dense: DenseModel
+    plans: list[BundlePlan]
+    resident: list[Tensor]
+    orders: Orders
+    select: str
+
+
+def convert(
+    src: Path | str,
+    out: Path | str,
+    *,
+    outtype: str | None = None,
+    select: str = "all",
+    down_type: str | None = None,
+    activation: str | None = None,
+    align: int = 512,
+    orders: Orders | None = None,
+    progress: Progress | None = None,
+) -> FlashLayout:
+    """Write the flash-GGUF ``out`` from ``src`` and describe it.
+
+    ``src``: a dense GGUF file, the first file of a split set, or a Hugging Face folder.
+    ``outtype``: ggml type to bring the dense model to first ("q8_0"); None keeps it.
+    ``select``: "all", or "gate" to keep the deciding matrix resident.
+    ``down_type``: type of the transposed down rows; by default the source's, F16 if quantized.
+    ``activation``: overrides what the model says ("relu").
+    ``align``: the stride is a multiple of this many bytes, a power of two in 32..65536.
+    ``orders``: for each layer to reorder, int64 [n_ff], the source's neuron in each place.
+    ``progress``: called with bytes done, bytes in all and a label.
+
+    ``out`` appears complete or not at all.  Raises a FlashError subclass.
+    """
+    src, out = Path(src), Path(out)
+    _check_arguments(src, out, select, align)
+    kind = _down_type(down_type)
+    report = progress or (lambda done, total, what: None)
+    with dense_source(src, outtype, out) as path, DenseModel(path) as dense:
+        task = _task(dense, select, kind, align, orders or {})
+        report(0, dense.nbytes, "reading")
+        kv = _keys(task, align, activation, outtype, src.resolve().name)
+        tensors = [p.tensor for p in task.plans]
+        tensors += [PlannedTensor(t.name, t.shape, t.type) for t in task.resident]
+        with FlashWriter(out, kv, tensors) as writer:
+            _stream(task, writer, report)
+        return writer.layout
+
+
+def _check_arguments(src: Path, out: Path, select: str, align: int) -> None:
+    if select not in SELECTS:
+        raise ArgumentError(f"select 'all' or 'gate' expected, found '{select}'")
+    if not 32 <= align <= 65536 or align & (align - 1):
+        raise ArgumentError(f"align must be a power of two in 32..65536, found {align}")
+    if out.exists() and src.exists() and out.samefile(src):
+        raise ArgumentError(f"output '{out}' is the source itself; choose another name")
+    if not out.parent.is_dir():
+        raise IoError(f"cannot write '{out}': folder '{out.parent}' does not exist")
+
+
+def _down_type(name: str | None) -> GgmlType | None:
+    if name is None:
+        return None
+    kind = type_by_name(name)
+    if kind is None or not kind.weight:
+        raise ArgumentError(f"down type '{name}' is not a ggml weight type such as f16 or q8_0")
+    return kind
+
+
+def _task(
+    dense: DenseModel, select: str, kind: GgmlType | None, align: int, orders: Orders
+) -> _Task:
+    layers = find_layers(dense)
+    for x in layers:
+        order = orders.get(x.layer)
+        if order is not None and not np.array_equal(np.sort(order), np.arange(x.n_ff)):
+            raise ArgumentError(f"the order of layer {x.layer} is not a permutation of {x.n_ff}")
+    plans = [plan_layer(x, select, kind, align) for x in layers]
+    keep = {t.name for x in layers for t in neuron_tensors(dense, x, select)}
+    gone = {t.name for x in layers for t in x.tensors} - keep
+    resident = [t for t in dense.tensors.values() if t.name not in gone]
+    return _Task(dense, plans, resident, orders, select)
+
+
+def _keys(
+    task: _Task, align: int, activation: str | None, outtype: str | None, name: str
+) -> dict[str, Value]:
+    """All keys of the new file but the padding: the source's, then ours."""
+    dense, plans = task.dense, task.plans
+    first = plans[0].ffn
+    act = activation_of(dense.arch, dense.text(f"{dense.arch}.hidden_activation"), activation)
+    types = [p.type.id for plan in plans for p in plan.parts]
+    ours = {
+        "version": encode_value("u32", FORMAT_VERSION),
+        "select": encode_value("str", task.select),
+        "layers": encode_value("arr:u32", [p.ffn.layer for p in plans]),
+        "n_embd": encode_value("u32", first.down.shape[1]),
+        "gated": encode_value("bool", first.gated),
+        "fused": encode_value("bool", first.fused),
+        "bundle.parts": encode_value("arr:str", [p.name for p in plans[0].parts]),
+        "bundle.types": encode_value("arr:u32", types),
+        "bundle.align": encode_value("u32", align),
+        "source.sha256": encode_value("str", dense.sha256()),
+        "source.name": encode_value("str", name),
+        "source.outtype": encode_value("str", outtype or ""),
+    }
+    if act:
+        ours["activation"] = encode_value("str", act)
+        ours["activation.source"] = encode_value("str", "asked" if activation else "model")
+    return {**dense.kv, **{f"flash_ffn.{k}": v for k, v in ours.items()}}
+
+
+def _stream(task: _Task, writer: FlashWriter, report: Progress) -> None:
+    done, total = 0, writer.size
+    moved: dict[str, BundlePlan] = {}
+    for plan in task.plans:
+        order = task.orders.get(plan.ffn.layer)
+        for block in bundle_blocks(task.dense, plan, order):
+            writer.write(block)
+            done += block.nbytes
+            report(done, total, f"layer {plan.ffn.layer}")
+        if order is not None:
+            names = neuron_tensors(task.dense, plan.ffn, task.select)
+            moved.update({t.name: plan for t in names})
+    for t in task.resident:
+        if t.name in moved:
+            ffn = moved[t.name].ffn
+            writer.write(permuted(task.dense, t, ffn, task.orders[ffn.layer]))
+        else:
+            for piece in task.dense.blocks(t):
+                writer.write(piece)
+        done += t.nbytes
+        report(done, total, "resident tensors")

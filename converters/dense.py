@@ -1,0 +1,239 @@
+"""A dense GGUF as a source: its keys, its tensors, its FFN layers, and reads of their rows.
+
+Data is fetched with ``pread`` into buffers of the caller's size.  Mapping the file would be
+shorter, but every touched page would count as this process's memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gguf_flash.converters.activations import bypasses_build_ffn
+from gguf_flash.errors import CorruptFileError, IoError, UnsupportedError
+from gguf_flash.format.container import Tensor, Value
+from gguf_flash.format.reader import read_set, set_tensors
+
+__all__ = ["DenseModel", "FfnLayer", "find_layers"]
+
+_FFN = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.weight")
+_BLOCK = 8 << 20
+
+
+@dataclass(frozen=True)
+class FfnLayer:
+    """The FFN matrices of one block: gate and up have ``n_ff`` rows, down ``n_embd`` rows.
+
+    When ``fused``, ``up`` holds the gate rows first and then the up rows, and ``gate`` is None.
+    """
+
+    layer: int
+    n_ff: int
+    gate: Tensor | None
+    up: Tensor
+    down: Tensor
+    fused: bool
+
+    @property
+    def gated(self) -> bool:
+        """True when there are gate rows, in a tensor of their own or not."""
+        return self.fused or self.gate is not None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that hold the matrices."""
+        return [t for t in (self.gate, self.up, self.down) if t is not None]
+
+
+class DenseModel:
+    """An open dense GGUF, or split set of which ``path`` is the first file.
+
+    ``kv`` are the keys that describe the model; those that describe the split, the file's own
+    alignment or flash are left out.  Use as a context manager.  Raises CorruptFileError,
+    VersionError, UnsupportedError or IoError.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        files = read_set(self.path, versions=(2, 3))
+        self.paths = [c.path for c in files]
+        self.kv: dict[str, Value] = {
+            k: v
+            for k, v in files[0].kv.items()
+            if not k.startswith(("split.", "flash_ffn.")) and k != "general.alignment"
+        }
+        self.tensors = {t.name: t for t in set_tensors(files)}
+        for t in self.tensors.values():
+            size = files[t.file].size
+            if t.offset + t.nbytes > size:
+                raise CorruptFileError(
+                    f"cannot read '{self.paths[t.file]}': the data of '{t.name}' ends at byte "
+                    f"{t.offset + t.nbytes} of a file of {size}; the download is incomplete"
+                )
+        if "flash_ffn.version" in files[0].kv:
+            raise UnsupportedError(
+                f"cannot convert '{self.path}': it is a flash-GGUF already; give the dense GGUF"
+            )
+        self._fds = [os.open(p, os.O_RDONLY) for p in self.paths]
+
+    def __enter__(self) -> DenseModel:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; the object cannot read data afterwards."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def text(self, key: str) -> str:
+        """The string under ``key``, or "" when there is none."""
+        value = self.kv.get(key)
+        return value.decode() if value is not None and value.type == "str" else ""
+
+    @property
+    def arch(self) -> str:
+        """``general.architecture``."""
+        return self.text("general.architecture")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.nbytes for t in self.tensors.values())
+
+    def read_into(self, file: int, offset: int, out: NDArray[np.uint8]) -> None:
+        """Fill the contiguous array ``out`` from byte ``offset`` of file number ``file``."""
+        view = out.data.cast("B")
+        while view.nbytes:
+            try:
+                n = os.preadv(self._fds[file], [view[: 1 << 30]], offset)
+            except OSError as e:
+                raise IoError(f"cannot read '{self.paths[file]}': {e.strerror or e}") from e
+            if n == 0:
+                raise CorruptFileError(
+                    f"cannot read '{self.paths[file]}': it ends before byte {offset}, it was "
+                    "truncated while it was being read"
+                )
+            view, offset = view[n:], offset + n
+
+    def rows(self, t: Tensor, begin: int, end: int) -> NDArray[np.uint8]:
+        """Rows ``begin`` to ``end`` of ``t``, encoded: uint8 [end - begin, row_bytes]."""
+        out = np.empty((end - begin, t.row_bytes), np.uint8)
+        self.read_into(t.file, t.offset + begin * t.row_bytes, out)
+        return out
+
+    def blocks(self, t: Tensor) -> Iterator[NDArray[np.uint8]]:
+        """The bytes of ``t`` from first to last, in pieces."""
+        for start in range(0, t.nbytes, _BLOCK):
+            out = np.empty(min(_BLOCK, t.nbytes - start), np.uint8)
+            self.read_into(t.file, t.offset + start, out)
+            yield out
+
+    def sha256(self) -> str:
+        """Hex digest of the file, or of the split set's files one after the other."""
+        digest = hashlib.sha256()
+        buffer = bytearray(_BLOCK)
+        for path in self.paths:
+            with open(path, "rb", buffering=0) as f:
+                while n := f.readinto(buffer):
+                    digest.update(memoryview(buffer)[:n])
+        return digest.hexdigest()
+
+
+def find_layers(dense: DenseModel) -> list[FfnLayer]:
+    """The blocks of ``dense`` that have plain FFN matrices, in order.
+
+    Raises UnsupportedError, in one sentence, when the model cannot be served from flash.
+    """
+    _refuse_by_kind(dense)
+    found: dict[int, dict[str, Tensor]] = {}
+    for t in dense.tensors.values():
+        match = _FFN.fullmatch(t.name)
+        if match:
+            found.setdefault(int(match[1]), {})[match[2]] = t
+    layers = [
+        _layer(dense, n, parts)
+        for n, parts in sorted(found.items())
+        if "up" in parts and "down" in parts
+    ]
+    if not layers:
+        raise UnsupportedError(
+            f"cannot convert '{dense.path}': no block has 'ffn_up' and 'ffn_down' matrices, so "
+            "there is nothing to keep on flash"
+        )
+    first = layers[0]
+    for x in layers:
+        same = (x.gated, x.fused, x.down.shape[1]) == (
+            first.gated,
+            first.fused,
+            first.down.shape[1],
+        )
+        if not same:
+            raise UnsupportedError(
+                f"cannot convert '{dense.path}': the FFN of block {x.layer} is of another form "
+                f"than that of block {first.layer}, and one flash-GGUF holds one form"
+            )
+    return layers
+
+
+def _refuse_by_kind(dense: DenseModel) -> None:
+    where = f"cannot convert '{dense.path}'"
+    if dense.text("general.type") in ("mmproj", "adapter") or dense.arch == "clip":
+        raise UnsupportedError(f"{where}: it is a projector or adapter, not a language model")
+    if not dense.arch:
+        raise UnsupportedError(f"{where}: it has no 'general.architecture'; it is no model")
+    if bypasses_build_ffn(dense.arch):
+        raise UnsupportedError(
+            f"{where}: llama.cpp computes the FFN of architecture '{dense.arch}' in a way of its "
+            "own that cannot be served from flash"
+        )
+    for name in dense.tensors:
+        if re.search(r"\.ffn_(gate|up|down|gate_up)_(ch)?exps\.", name):
+            raise UnsupportedError(
+                f"{where}: it is a mixture of experts ('{name}'), which is not supported; give a "
+                "model with dense FFN layers"
+            )
+        if re.fullmatch(r"blk\.\d+\.ffn_((gate|up|down)\.(input_)?scale|act\.scales)", name):
+            raise UnsupportedError(
+                f"{where}: '{name}' scales FFN values, which cannot be served from flash"
+            )
+
+
+def _layer(dense: DenseModel, n: int, parts: dict[str, Tensor]) -> FfnLayer:
+    gate, up, down = parts.get("gate"), parts["up"], parts["down"]
+    if any(len(t.shape) != 2 for t in parts.values()):
+        raise _shape_error(dense, n, parts)
+    n_ff, n_embd = down.shape
+    fused = gate is None and up.shape == (n_embd, 2 * n_ff)
+    if not fused and any(t.shape != (n_embd, n_ff) for t in (gate, up) if t is not None):
+        raise _shape_error(dense, n, parts)
+    layer = FfnLayer(n, n_ff, gate, up, down, fused)
+    for t in layer.tensors:
+        if not t.type.weight:
+            raise UnsupportedError(
+                f"cannot convert '{dense.path}': '{t.name}' is of type {t.type.name}, whose rows "
+                "cannot be read as weights"
+            )
+    return layer
+
+
+def _shape_error(dense: DenseModel, n: int, parts: dict[str, Tensor]) -> UnsupportedError:
+    shapes = ", ".join(f"{k} {list(t.shape)}" for k, t in sorted(parts.items()))
+    return UnsupportedError(
+        f"cannot convert '{dense.path}': the FFN matrices of block {n} do not fit together "
+        f"({shapes}); gate and up must be {{n_embd, n_ff}} and down {{n_ff, n_embd}}"
+    )

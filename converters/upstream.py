@@ -1,0 +1,144 @@
+"""From what the user has to a dense GGUF: upstream's own converter and quantizer, run for him.
+
+A Hugging Face folder goes through llama.cpp's ``convert_hf_to_gguf.py``, and a change of type
+through its ``llama-quantize``; neither is written again here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gguf_flash import runtime
+from gguf_flash.errors import ArgumentError, FlashError, IoError, ToolError
+from gguf_flash.format.reader import read_set
+
+__all__ = ["dense_source"]
+
+_HF_TYPES = ("f32", "f16", "bf16", "q8_0", "auto")
+_QUANTIZE_TYPES = """
+F32 F16 BF16 Q1_0 Q2_0 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q2_K_S Q3_K Q3_K_S Q3_K_M Q3_K_L Q4_K Q4_K_S
+Q4_K_M Q5_K Q5_K_S Q5_K_M Q6_K IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M IQ3_XXS IQ3_XS IQ3_S IQ3_M
+IQ4_NL IQ4_XS TQ1_0 TQ2_0
+""".split()
+_ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+_SCRIPT = "convert_hf_to_gguf.py"
+
+
+@contextmanager
+def dense_source(src: Path | str, outtype: str | None, beside: Path) -> Iterator[Path]:
+    """A dense GGUF made from ``src`` in type ``outtype`` (None: as it is, or upstream's ``auto``).
+
+    Yields ``src`` itself when it fits already; otherwise a temporary file next to ``beside`` that
+    is removed afterwards.  Raises ToolError when a tool fails or is missing, ArgumentError or
+    IoError for a ``src`` that is neither a GGUF file nor a Hugging Face folder.
+    """
+    src = Path(src)
+    if not src.exists():
+        raise IoError(f"cannot read '{src}': no such file or folder")
+    if outtype and outtype.upper() not in (*_QUANTIZE_TYPES, "AUTO"):
+        raise ArgumentError(
+            f"type '{outtype}' is unknown, expected one of {' '.join(_QUANTIZE_TYPES).lower()}"
+        )
+    made: list[Path] = []
+    try:
+        dense = src
+        if src.is_dir():
+            direct = (outtype or "auto").lower()
+            dense = _temporary(beside, "hf", made)
+            _convert_folder(src, dense, direct if direct in _HF_TYPES else "auto")
+        if outtype and outtype.lower() != "auto" and not _has_type(dense, outtype):
+            quantized = _temporary(beside, outtype.lower(), made)
+            _quantize(dense, quantized, outtype)
+            dense = quantized
+        yield dense
+    finally:
+        for path in made:
+            path.unlink(missing_ok=True)
+
+
+def _temporary(beside: Path, label: str, made: list[Path]) -> Path:
+    made.append(beside.with_name(f".{beside.name}.{os.getpid()}.{label}.gguf"))
+    return made[-1]
+
+
+def _has_type(path: Path, outtype: str) -> bool:
+    """True when ``general.file_type`` says that ``path`` is of ``outtype``."""
+    from gguf import LlamaFileType
+
+    value = read_set(path, versions=(2, 3))[0].kv.get("general.file_type")
+    if value is None or value.type in ("str", "arr"):
+        return False
+    name = _ALIASES.get(outtype.upper(), outtype.upper())
+    wanted = "ALL_F32" if name == "F32" else f"MOSTLY_{name}"
+    known = {int(t): t.name for t in LlamaFileType}
+    return known.get(int(value.decode()), "") == wanted
+
+
+def _converter_script() -> Path:
+    try:
+        script = runtime.upstream_dir() / _SCRIPT
+    except FlashError:
+        script = Path(_SCRIPT)
+    source = os.environ.get("GGUF_FLASH_LLAMA_SOURCE")
+    if not script.is_file() and source:
+        root = Path(source)
+        script = next(
+            (p / _SCRIPT for p in (root, root / "vendor/llama.cpp") if (p / _SCRIPT).is_file()),
+            script,
+        )
+    if not script.is_file():
+        raise ToolError(
+            f"cannot convert a Hugging Face folder: '{_SCRIPT}' is not installed with gguf_flash; "
+            "reinstall it, or set GGUF_FLASH_LLAMA_SOURCE to a llama.cpp source folder"
+        )
+    return script
+
+
+def _convert_folder(src: Path, out: Path, outtype: str) -> None:
+    if not (src / "config.json").is_file():
+        raise ArgumentError(
+            f"cannot convert '{src}': it has no 'config.json', so it is no Hugging Face model; "
+            "give such a folder or a GGUF file"
+        )
+    _require_torch()
+    script = _converter_script()
+    env = dict(os.environ)
+    paths = [str(script.parent / "gguf-py"), str(script.parent), env.get("PYTHONPATH", "")]
+    env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
+    command = [sys.executable, str(script), str(src), "--outfile", str(out), "--outtype", outtype]
+    _run(command, f"convert '{src}' with upstream's {_SCRIPT}", env)
+
+
+def _require_torch() -> None:
+    from importlib.util import find_spec
+
+    missing = [m for m in ("torch", "transformers") if find_spec(m) is None]
+    if missing:
+        raise ToolError(
+            f"cannot convert a Hugging Face folder: {' and '.join(missing)} not installed; run "
+            "pip install 'gguf_flash[hf]'"
+        )
+
+
+def _quantize(dense: Path, out: Path, outtype: str) -> None:
+    tool = runtime.tool_path("llama-quantize")
+    name = outtype.upper()
+    command = [str(tool), "--allow-requantize", str(dense), str(out), name]
+    _run(command, f"change the type of '{dense}' to {name} with llama-quantize", dict(os.environ))
+
+
+def _run(command: list[str], doing: str, env: dict[str, str]) -> None:
+    """Run a tool quietly; its last lines of output become the error's text."""
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace")
+    except OSError as e:
+        raise ToolError(f"cannot {doing}: '{command[0]}' does not start ({e.strerror})") from e
+    if done.returncode:
+        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        said = " / ".join(lines[-3:]) or "it said nothing"
+        raise ToolError(f"cannot {doing}: it ended with status {done.returncode}: {said}")

@@ -1,0 +1,322 @@
+"""Proof that a flash-GGUF holds what its source gives: every row, tensor and key.
+
+Nothing of the converter's data path is used but the panel reader: expected bytes are made here in
+the plainest way, so that a mistake in the one is not repeated in the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gguf_flash.converters.build import Progress
+from gguf_flash.converters.bundle import DownColumns, neuron_tensors
+from gguf_flash.converters.dense import DenseModel, FfnLayer, find_layers
+from gguf_flash.converters.rows import dequantize_rows, quantize_rows
+from gguf_flash.converters.upstream import dense_source
+from gguf_flash.errors import IoError
+from gguf_flash.format.container import Tensor
+from gguf_flash.format.layout import FlashLayout, LayerBundle, Part
+from gguf_flash.format.reader import read_layout
+
+__all__ = ["Verification", "verify"]
+
+_BLOCK_BYTES = 16 << 20
+_STEP = 256
+
+
+@dataclass
+class Verification:
+    """What was compared; equal when ``differences`` is empty."""
+
+    layers: int = 0
+    neurons: int = 0
+    permuted_layers: int = 0
+    bundle_bytes: int = 0
+    resident_tensors: int = 0
+    resident_bytes: int = 0
+    keys: int = 0
+    down_max_abs_error: float = 0.0
+    differences: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """True when everything was equal."""
+        return not self.differences
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
+    def summary(self) -> str:
+        """One line for people."""
+        if not self.ok:
+            more = len(self.differences) - 1
+            tail = f" (and {more} more)" if more else ""
+            return f"not equal: {self.differences[0]}{tail}"
+        moved = f" ({self.permuted_layers} layers reordered)" if self.permuted_layers else ""
+        return (
+            f"verified: {self.layers} layers, {self.neurons} neurons{moved}, "
+            f"{self.resident_tensors} resident tensors, {self.keys} keys; "
+            f"down rows within {self.down_max_abs_error:.3g} of the source"
+        )
+
+
+def verify(
+    file: Path | str, against: Path | str, *, progress: Progress | None = None
+) -> Verification:
+    """Compare the flash-GGUF ``file`` with the model ``against`` it was converted from.
+
+    ``against`` is what was given to :func:`convert`; when the file was made with an outtype, or
+    from a Hugging Face folder, the same dense source is made again in a temporary file beside
+    ``file``.  Every part of every neuron, every padding byte, every resident tensor and every key
+    is compared.  Reordered neurons are recognised by the hashes of their rows.
+
+    Returns a report; raises a FlashError subclass when one of the files cannot be read.
+    """
+    layout = read_layout(file)
+    outtype = layout.text("flash_ffn.source.outtype") or None
+    report = progress or (lambda done, total, what: None)
+    with (
+        dense_source(against, outtype, Path(file)) as path,
+        DenseModel(path) as dense,
+        _FlashFile(layout) as flash,
+    ):
+        return _Comparison(flash, dense, report).run()
+
+
+class _FlashFile:
+    """Reads of a flash-GGUF's data by ``pread``; a context manager."""
+
+    def __init__(self, layout: FlashLayout) -> None:
+        self.layout = layout
+        self.resident = {t.name: t for t in layout.resident}
+        self._files = [open(f.path, "rb", buffering=0) for f in layout.files]  # noqa: SIM115
+
+    def __enter__(self) -> _FlashFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for f in self._files:
+            f.close()
+
+    def read(self, file: int, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        out = np.empty(nbytes, np.uint8)
+        view, f = out.data, self._files[file]
+        f.seek(offset)
+        while view.nbytes:
+            n = f.readinto(view[: 1 << 30])
+            if not n:
+                raise IoError(f"cannot read '{f.name}': it ends early, it changed while in use")
+            view = view[n:]
+        return out
+
+    def rows(self, b: LayerBundle, begin: int, end: int) -> NDArray[np.uint8]:
+        data = self.read(b.file, b.offset + begin * b.stride, (end - begin) * b.stride)
+        return data.reshape(end - begin, b.stride)
+
+    def tensor(self, t: Tensor) -> NDArray[np.uint8]:
+        return self.read(t.file, t.offset, t.nbytes)
+
+
+class _Comparison:
+    def __init__(self, flash: _FlashFile, dense: DenseModel, progress: Progress) -> None:
+        self.flash, self.dense, self.progress = flash, dense, progress
+        self.layout = flash.layout
+        self.report = Verification()
+        self.proven: set[str] = set()  # resident tensors that a reordered layer accounts for
+        self.done = 0
+
+    def run(self) -> Verification:
+        if self._same_structure():
+            for ffn in self.layers:
+                self._layer(ffn, self.layout.bundle(ffn.layer))
+            self._residents()
+        self._keys()
+        return self.report
+
+    def differ(self, what: str) -> None:
+        self.report.differences.append(what)
+
+    def _advance(self, nbytes: int, what: str) -> None:
+        self.done += nbytes
+        total = self.layout.bundle_bytes + self.layout.resident_bytes
+        self.progress(self.done, total, what)
+
+    def _same_structure(self) -> bool:
+        self.layers = find_layers(self.dense)
+        first, layout = self.layers[0], self.layout
+        ours = [(b.layer, b.n_ff) for b in layout.layers]
+        theirs = [(x.layer, x.n_ff) for x in self.layers]
+        if ours != theirs:
+            self.differ(f"bundled (layer, n_ff) are {ours}, the source has {theirs}")
+        form = (layout.gated, layout.fused, layout.n_embd)
+        source = (first.gated, first.fused, first.down.shape[1])
+        if form != source:
+            self.differ(f"(gated, fused, n_embd) is {form}, in the source {source}")
+        for ffn in self.layers if self.report.ok else []:
+            for part in layout.bundle(ffn.layer).parts[:-1]:
+                kind = _part_source(ffn, part.name)[0].type
+                if kind != part.type:
+                    self.differ(
+                        f"layer {ffn.layer} has {part.name} rows of {part.type.name}, the source "
+                        f"of {kind.name}"
+                    )
+        return self.report.ok
+
+    def _layer(self, ffn: FfnLayer, b: LayerBundle) -> None:
+        neuron = next(iter(self._unequal(ffn, b)), None)
+        if neuron is not None:
+            if self._same_rows_reordered(ffn, b):
+                self.report.permuted_layers += 1
+                names = neuron_tensors(self.dense, ffn, self.layout.select)
+                self.proven |= {t.name for t in names}
+            else:
+                self.differ(f"layer {ffn.layer}, {neuron} differs from the source")
+        self.report.layers += 1
+        self.report.neurons += b.n_ff
+        self.report.bundle_bytes += b.nbytes
+
+    def _expected(
+        self, ffn: FfnLayer, b: LayerBundle
+    ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+        """The rows as the source gives them, in its order: begin, end, uint8 [n, stride]."""
+        step = max(_STEP, _BLOCK_BYTES // b.stride // _STEP * _STEP)
+        down = b.parts[-1]
+        columns = DownColumns(self.dense, ffn.down, down.type, step)
+        for begin in range(0, b.n_ff, step):
+            end = min(begin + step, b.n_ff)
+            rows = np.zeros((end - begin, b.stride), np.uint8)
+            for part in b.parts[:-1]:
+                t, shift = _part_source(ffn, part.name)
+                rows[:, part.offset : part.end] = self.dense.rows(t, shift + begin, shift + end)
+            for a in range(begin, end, _STEP):
+                z = min(a + _STEP, end)
+                out = rows[a - begin : z - begin, down.offset : down.end]
+                out[:] = self._down_rows(columns, ffn.down, down, a, z)
+            yield begin, end, rows
+
+    def _down_rows(
+        self, columns: DownColumns, source: Tensor, down: Part, begin: int, end: int
+    ) -> NDArray[np.uint8]:
+        if source.type == down.type and down.type.is_float:
+            word = np.dtype(f"u{down.type.size}")
+            cells = columns.encoded(begin, end).view(word)
+            turned = np.empty((end - begin, len(cells)), word)
+            # Few source rows at a time: a copy of the whole transpose would miss every cache.
+            for i in range(0, len(cells), _STEP):
+                turned[:, i : i + _STEP] = np.ascontiguousarray(cells[i : i + _STEP]).T
+            return turned.view(np.uint8)
+        values = np.ascontiguousarray(columns.values(begin, end).T)
+        data = quantize_rows(down.type, values)
+        back = dequantize_rows(down.type, data, self.layout.n_embd)
+        error = float(np.max(np.abs(back - values), initial=0.0))
+        self.report.down_max_abs_error = max(self.report.down_max_abs_error, error)
+        return data
+
+    def _unequal(self, ffn: FfnLayer, b: LayerBundle) -> Iterator[str]:
+        """Names the neurons whose rows are not equal, in the order of the source."""
+        for begin, end, rows in self._expected(ffn, b):
+            found = self.flash.rows(b, begin, end)
+            self._advance(found.nbytes, f"layer {b.layer}")
+            if not np.array_equal(found, rows):
+                row, byte = (int(v[0]) for v in np.nonzero(found != rows))
+                inside = (p.name for p in b.parts if p.offset <= byte < p.end)
+                yield f"neuron {begin + row}, {next(inside, 'padding')}"
+
+    def _same_rows_reordered(self, ffn: FfnLayer, b: LayerBundle) -> bool:
+        """True when the file's neurons are the source's in another order.
+
+        A neuron's hash covers its row, its biases and its resident deciding row, so equal
+        multisets of hashes prove that all of them were moved alike.
+        """
+        theirs: Counter[bytes] = Counter()
+        names = neuron_tensors(self.dense, ffn, self.layout.select)
+        extra = _beside(names, ffn, self._dense_bytes)
+        for begin, end, rows in self._expected(ffn, b):
+            theirs.update(_hashes(rows, extra[begin:end]))
+        ours: Counter[bytes] = Counter()
+        mine = [self.flash.resident[t.name] for t in names if t.name in self.flash.resident]
+        if [(t.name, t.shape, t.type) for t in mine] != [(t.name, t.shape, t.type) for t in names]:
+            return False
+        extra = _beside(mine, ffn, self.flash.tensor)
+        for begin in range(0, b.n_ff, _STEP):
+            end = min(begin + _STEP, b.n_ff)
+            ours.update(_hashes(self.flash.rows(b, begin, end), extra[begin:end]))
+        return ours == theirs
+
+    def _dense_bytes(self, t: Tensor) -> NDArray[np.uint8]:
+        out = np.empty(t.nbytes, np.uint8)
+        self.dense.read_into(t.file, t.offset, out)
+        return out
+
+    def _residents(self) -> None:
+        gone = {t.name for x in self.layers for t in x.tensors}
+        for x in self.layers:
+            gone -= {t.name for t in neuron_tensors(self.dense, x, self.layout.select)}
+        expected = {n: t for n, t in self.dense.tensors.items() if n not in gone}
+        for name in sorted(set(expected) ^ set(self.flash.resident)):
+            side = "missing" if name in expected else "not in the source"
+            self.differ(f"tensor '{name}' is {side}")
+        for name, theirs in expected.items():
+            ours = self.flash.resident.get(name)
+            if ours is None:
+                continue
+            self._advance(ours.nbytes, "resident tensors")
+            self.report.resident_tensors += 1
+            self.report.resident_bytes += ours.nbytes
+            if (ours.shape, ours.type) != (theirs.shape, theirs.type):
+                self.differ(f"tensor '{name}' is {ours.type.name} {ours.shape}")
+            elif name not in self.proven and not self._same_data(ours, theirs):
+                self.differ(f"tensor '{name}' has other bytes than the source")
+
+    def _same_data(self, ours: Tensor, theirs: Tensor) -> bool:
+        offset = ours.offset
+        for piece in self.dense.blocks(theirs):
+            if not np.array_equal(self.flash.read(ours.file, offset, piece.nbytes), piece):
+                return False
+            offset += piece.nbytes
+        return True
+
+    def _keys(self) -> None:
+        added = ("flash_ffn.", "split.")
+        ours = {k: v for k, v in self.layout.kv.items() if not k.startswith(added)}
+        ours.pop("general.alignment", None)
+        for key, value in self.dense.kv.items():
+            if key not in ours:
+                self.differ(f"key '{key}' is missing")
+            elif ours.pop(key) != value:
+                self.differ(f"key '{key}' has another value than the source")
+            else:
+                self.report.keys += 1
+        for key in ours:
+            self.differ(f"key '{key}' is not in the source")
+
+
+def _part_source(ffn: FfnLayer, part: str) -> tuple[Tensor, int]:
+    """The tensor that holds a gate or up part, and the row of its first neuron."""
+    if part == "gate" and ffn.gate is not None:
+        return ffn.gate, 0
+    return ffn.up, ffn.n_ff if ffn.fused and part == "up" else 0
+
+
+def _beside(tensors: list[Tensor], ffn: FfnLayer, read: Any) -> NDArray[np.uint8]:
+    """What the neuron tensors hold for each neuron: uint8 [n_ff, bytes]."""
+    columns = [np.empty((ffn.n_ff, 0), np.uint8)]
+    for t in tensors:
+        n = t.shape[0] if len(t.shape) == 1 else t.shape[1]
+        data = read(t).reshape(n // ffn.n_ff, ffn.n_ff, -1)
+        columns += list(data)
+    return np.concatenate(columns, axis=1)
+
+
+def _hashes(rows: NDArray[np.uint8], beside: NDArray[np.uint8]) -> Iterator[bytes]:
+    for row, extra in zip(rows, beside, strict=True):
+        yield hashlib.blake2b(row.tobytes() + extra.tobytes(), digest_size=16).digest()
