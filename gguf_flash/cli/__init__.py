@@ -1,0 +1,56 @@
+"""The command `gguf-flash`: one file per verb, each imported only when its verb is used."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+from gguf_flash import __version__
+from gguf_flash.errors import FlashError
+
+VERBS = ("convert", "verify", "inspect", "run", "perplexity", "doctor", "env", "exec", "demo")
+_REFUSED = 2
+_INTERRUPTED = 130
+
+
+class Verbs(click.Group):
+    """A group whose commands are the modules of this package; known errors end in one sentence."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All verbs, in the order a user meets them."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the verb's module and take its `command`."""
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"gguf_flash.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the verb; exit code 2 for a FlashError or a refused file, 130 for Ctrl-C."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # click ends quietly when the reader of our output has gone
+        except FlashError as error:
+            _say(str(error))
+        except OSError as error:
+            name = f" '{error.filename}'" if error.filename else ""
+            _say(f"the system refused an operation on a file{name}: {error.strerror or error}")
+        except KeyboardInterrupt:
+            click.echo(err=True)
+            ctx.exit(_INTERRUPTED)
+        ctx.exit(_REFUSED)
+
+
+def _say(message: str) -> None:
+    click.echo(f"gguf-flash: {message}", err=True)
+
+
+@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gguf-flash")
+def main() -> None:
+    """Run GGUF models larger than RAM, their FFN weights on the SSD."""

@@ -1,0 +1,62 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from gguf_flash.settings import POLICIES, PREFILLS, READERS, Settings
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+model_argument = click.argument("model", type=click.Path(exists=True, dir_okay=False))
+threads_option = click.option(
+    "--threads", type=click.IntRange(1), help="Threads [default: all this process may use]."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+
+
+def engine_options(function: _Function) -> _Function:
+    """--ram --window --policy --reader --depth --prefill."""
+    for option in reversed(
+        (
+            click.option(
+                "--ram",
+                metavar="SIZE",
+                help="RAM for all weights: 200MiB, 1.5GB, or 60% of the weights on flash beside the"
+                " resident ones [default: automatic].",
+            ),
+            click.option(
+                "--window",
+                type=click.IntRange(1),
+                help="Tokens whose neurons stay cached under policy window [default: 5].",
+            ),
+            click.option(
+                "--policy",
+                type=click.Choice(POLICIES),
+                help="What leaves the cache: the longest unused when room is needed (budget), or"
+                " what no token of the window used (window) [default: budget].",
+            ),
+            click.option(
+                "--reader",
+                type=click.Choice(READERS),
+                help="How the SSD is read [default: auto].",
+            ),
+            click.option("--depth", type=click.IntRange(1), help="Reads in flight [default: 32]."),
+            click.option(
+                "--prefill",
+                type=click.Choice(PREFILLS),
+                help="How a prompt reads a layer [default: auto, by cost].",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def read_settings(options: dict[str, Any]) -> Settings:
+    """Take the engine's options out of a verb's `options`."""
+    names = ("ram", "window", "policy", "reader", "depth", "prefill")
+    return Settings(**{name: options.pop(name) for name in names})

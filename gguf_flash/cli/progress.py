@@ -1,0 +1,31 @@
+"""A progress bar for long work: on stderr, only for people, only when it takes a while."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["progress_bar"]
+
+_DELAY_SECONDS = 2.0
+
+
+@contextmanager
+def progress_bar(title: str, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """Yields a function to call with bytes done, bytes in all and what is being done."""
+    from tqdm import tqdm
+
+    shown = not quiet and sys.stderr.isatty()
+    bar = tqdm(
+        desc=title, unit="B", unit_scale=True, unit_divisor=1024, disable=not shown,
+        delay=_DELAY_SECONDS, leave=False, file=sys.stderr,
+    )  # fmt: skip
+
+    def advance(done: int, total: int, what: str) -> None:
+        bar.total = total
+        bar.set_postfix_str(what, refresh=False)
+        bar.update(done - bar.n)
+
+    with bar:
+        yield advance

@@ -1,0 +1,127 @@
+"""FlashLlama: llama-cpp-python's `Llama` with the engine's settings and counters.
+
+Importing this module imports llama_cpp; `gguf_flash.FlashLlama` does so when it is first used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gguf_flash.errors import ArgumentError, FlashError
+from gguf_flash.llama_log import LlamaLog
+from gguf_flash.runtime import activate
+from gguf_flash.session import decode_error, engine_of
+from gguf_flash.settings import Settings, check_overrides
+
+activate()
+
+import llama_cpp  # noqa: E402  (it reads where its libraries are when it is imported)
+from llama_cpp import llama_cpp as _api  # noqa: E402
+
+
+class FlashLlama(llama_cpp.Llama):
+    """A `llama_cpp.Llama` that reads the FFN weights of a flash-GGUF from the SSD.
+
+    A dense GGUF works too, as an ordinary `Llama`; its `flash_stats()` is empty.
+
+    Args:
+        path: the model.
+        ram: RAM for all weights: bytes, "200MiB", or "60%" of those on flash beside the resident.
+        window: tokens whose neurons stay cached under policy "window" (5).
+        policy: "budget" (default) or "window".
+        reader: "auto" (default), "io_uring" or "pread".
+        depth: reads in flight (32).
+        prefill: how a prompt reads a layer; "auto" (default) chooses by cost.
+        threads: for text and prompt; None takes llama-cpp-python's choice.
+        llama_kwargs: everything `Llama` takes; its kv_overrides win over the settings above.
+
+    A setting left at None comes from GGUF_FLASH_*, then from the file, then from the engine.
+
+    Raises:
+        FlashError: the model cannot be loaded, or a read failed during a decode. After a failed
+            read the object may be used again.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        ram: int | str | None = None,
+        window: int | None = None,
+        policy: str | None = None,
+        reader: str | None = None,
+        depth: int | None = None,
+        prefill: str | None = None,
+        threads: int | None = None,
+        **llama_kwargs: Any,
+    ) -> None:
+        self.settings = Settings(
+            ram=ram,
+            window=window,
+            policy=policy,
+            reader=reader,
+            depth=depth,
+            prefill=prefill,
+        )
+        overrides = {**self.settings.overrides(), **(llama_kwargs.pop("kv_overrides", None) or {})}
+        check_overrides(overrides)
+        if threads is not None:
+            llama_kwargs.setdefault("n_threads", threads)
+            llama_kwargs.setdefault("n_threads_batch", threads)
+        llama_kwargs.setdefault("use_mmap", False)
+        llama_kwargs.setdefault("verbose", False)
+        self._load(os.fspath(path), kv_overrides=overrides or None, **llama_kwargs)
+        self._engine = engine_of(_api, self.model)
+
+    def _load(self, path: str, **llama_kwargs: Any) -> None:
+        if not os.path.exists(path):
+            raise ArgumentError(f"cannot open '{path}': there is no such file; check the path")
+        log = LlamaLog(_api, forward=llama_kwargs["verbose"])
+        try:
+            with log:
+                super().__init__(path, **llama_kwargs)
+        except ValueError as error:
+            if "Failed to" not in str(error):
+                raise
+            raise log.load_error(path) from error
+
+    def flash_stats(self) -> dict[str, Any]:
+        """The engine's counters, readable at any moment: "total", "layers", "reader", "memory",
+        "settings". {} for a dense model."""
+        return {} if self._engine is None else self._engine.stats()
+
+    def reset_flash_stats(self) -> None:
+        """Set the counters to zero."""
+        if self._engine is not None:
+            self._engine.reset_stats()
+
+    def close(self) -> None:
+        """Free the model and its engine."""
+        self._engine = None
+        if hasattr(self, "_stack"):  # not there when __init__ refused its arguments
+            super().close()
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens; a failed read raises a FlashError and leaves the model usable."""
+        with self._explained():
+            super().eval(tokens)
+
+    def embed(self, *args: Any, **kwargs: Any) -> Any:
+        """Embed text; a failed read raises a FlashError and leaves the model usable."""
+        with self._explained():
+            return super().embed(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except FlashError:
+            raise
+        except RuntimeError as error:
+            if self._engine is None or "llama_decode returned" not in str(error):
+                raise
+            status = int(str(error).rsplit(maxsplit=1)[-1])
+            raise decode_error(self.model, status) from error

@@ -1,0 +1,95 @@
+"""What llama.cpp says while it loads: kept, searched for sizes and for the reason of a failure."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+from collections import deque
+from types import ModuleType, TracebackType
+
+from gguf_flash.errors import FlashError
+
+_ERROR_LEVEL = 4
+_BUFFER = re.compile(r"(\S+)\s+(KV|RS|compute|output) buffer size\s*=\s*([0-9.]+) MiB")
+_REASON = re.compile(r"error loading model: (.+)")
+_NOT_GGUF = re.compile(r"^gguf_init\w*: (.+)")
+
+# llama.cpp has one log callback per process.
+_one_at_a_time = threading.RLock()
+
+
+class LlamaLog:
+    """A context manager that keeps llama.cpp's log lines.
+
+    While it is entered, lines go to this object, and also to the callback that was set before if
+    `forward` is true. One thread at a time may be inside; others wait.
+    """
+
+    def __init__(self, api: ModuleType, *, forward: bool = False) -> None:
+        self._api = api
+        self._forward = forward
+        self._previous = api.llama_log_callback()
+        self._previous_data = ctypes.c_void_p()
+        self._callback = api.llama_log_callback(self._receive)
+        self._errors: deque[str] = deque(maxlen=100)
+        self._kv_bytes = 0
+        self._compute: dict[tuple[str, str], int] = {}
+
+    def __enter__(self) -> LlamaLog:
+        _one_at_a_time.acquire()
+        self._api.llama_log_get(ctypes.byref(self._previous), ctypes.byref(self._previous_data))
+        self._api.llama_log_set(self._callback, ctypes.c_void_p())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._api.llama_log_set(self._previous, self._previous_data)
+        _one_at_a_time.release()
+
+    def _receive(self, level: int, text: bytes, data: ctypes.c_void_p) -> None:
+        line = text.decode("utf-8", "replace").rstrip("\n")
+        if level == _ERROR_LEVEL:
+            self._errors.append(line)
+        if match := _BUFFER.search(line):
+            self._count(match[1], match[2], int(float(match[3]) * 2**20))
+        if self._forward and self._previous:
+            self._previous(level, text, data)
+
+    def _count(self, backend: str, kind: str, size: int) -> None:
+        if kind in ("KV", "RS"):
+            self._kv_bytes += size  # a model with sliding windows has two caches of the same name
+        else:
+            self._compute[backend, kind] = size  # said again when a buffer is made anew
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache, and of a recurrent state where the model has one."""
+        return self._kv_bytes
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of llama.cpp's graph buffers and of its logits."""
+        return sum(self._compute.values())
+
+    def reason(self) -> str:
+        """The line that says why a load failed, "" if llama.cpp logged no error."""
+        for pattern in (_NOT_GGUF, _REASON):
+            for line in reversed(self._errors):
+                if match := pattern.search(line):
+                    return match[1].strip()
+        return self._errors[-1].strip() if self._errors else ""
+
+    def load_error(self, path: str) -> FlashError:
+        """The exception for a model or context that llama.cpp refused; raises the engine's own."""
+        from gguf_flash import _core
+
+        _core.raise_load_error()  # the engine's own reason, as the exception of its kind
+        reason = self.reason()
+        if not reason:
+            return FlashError(f"llama.cpp could not load '{path}' and gave no reason")
+        return FlashError(f"cannot load '{path}': {reason}")

@@ -1,0 +1,61 @@
+"""The engine's settings, and the `flash_ffn.*` overrides that carry them into llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gguf_flash.errors import ArgumentError
+from gguf_flash.sizes import ram_setting
+
+POLICIES = ("budget", "window")
+READERS = ("auto", "io_uring", "pread")
+PREFILLS = ("auto", "select", "stream")
+
+# llama.cpp keeps an override's string in char[128], the terminating zero included.
+_LONGEST_STRING = 127
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run may choose.
+
+    None leaves a choice to GGUF_FLASH_<NAME>, then to the file, then to the engine.
+
+    ram: for all weights, resident ones included: bytes, "200MiB", or "60%" (see `ram_setting`).
+    window: tokens whose neurons stay cached under policy "window".
+    policy: "budget" or "window".
+    reader: "auto", "io_uring" or "pread".
+    depth: reads in flight.
+    prefill: how a prompt reads a layer: "select" neurons, "stream" it whole, or "auto", by cost.
+    """
+
+    ram: int | str | None = None
+    window: int | None = None
+    policy: str | None = None
+    reader: str | None = None
+    depth: int | None = None
+    prefill: str | None = None
+
+    def overrides(self) -> dict[str, int | str]:
+        """The `kv_overrides` that llama.cpp hands to the engine. Raises ArgumentError."""
+        found: dict[str, int | str] = {}
+        if self.ram is not None:
+            found["flash_ffn.ram"] = ram_setting(self.ram)
+        for name in ("window", "policy", "reader", "depth", "prefill"):
+            value = getattr(self, name)
+            if value is not None:
+                found[f"flash_ffn.{name}"] = value
+        check_overrides(found)
+        return found
+
+
+def check_overrides(overrides: Mapping[str, object]) -> None:
+    """Raise ArgumentError if llama.cpp would cut an override's key or text."""
+    for key, value in overrides.items():
+        if len(key.encode()) > _LONGEST_STRING:
+            raise ArgumentError(f"the override key '{key}' is longer than {_LONGEST_STRING} bytes")
+        if isinstance(value, str) and len(value.encode()) > _LONGEST_STRING:
+            raise ArgumentError(
+                f"the override '{key}' is longer than {_LONGEST_STRING} bytes: '{value}'"
+            )
