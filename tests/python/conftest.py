@@ -37,6 +37,7 @@ class Cli:
             env={**os.environ, **(env or {})},
             capture_output=True,
             text=True,
+            errors="replace",  # a tiny random model writes bytes that are no characters
             timeout=1800,
             check=False,
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Cli
+from conftest import Cli, Models
 
 from gguf_flash.runtime import environment
 
@@ -51,15 +51,16 @@ def _wait(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
     pytest.fail(f"the server did not answer in a minute:\n{log.read_text()}")
 
 
-def test_completion(cli: Cli, tiny: tuple[Path, Path], tmp_path: Path) -> None:
-    expected = cli.json("run", tiny[1], "--prompt", "Call me", "--tokens", 12)["text"]
+def test_completion(cli: Cli, models: Models, tmp_path: Path) -> None:
+    model = models.flash("Q8_0")
+    expected = cli.json("run", model, "--prompt", "Call me", "--tokens", 12)["text"]
     port, log = _free_port(), tmp_path / "server.log"
-    command = [sys.executable, "-m", "llama_cpp.server", "--model", str(tiny[1])]
+    command = [sys.executable, "-m", "llama_cpp.server", "--model", str(model)]
     with log.open("wb") as output:
         server = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port), "--n_ctx", "256"],
             cwd=tmp_path,
-            env={**os.environ, **environment(), "GGUF_FLASH_RAM": "4000000"},
+            env={**os.environ, **environment(), "GGUF_FLASH_RAM": "60%"},
             stdout=output,
             stderr=subprocess.STDOUT,
         )

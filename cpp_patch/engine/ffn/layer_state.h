@@ -48,6 +48,10 @@ struct LayerState {
 constexpr uint64_t read_limit = 512 * 1024; // bytes of one merged or streamed read
 constexpr int stream_buffers = 4;           // reads in flight while a layer streams
 
+// Bytes of a streamed read of this layer, at least a bundle: the buffers together are no more than half
+// a layer, so that they do not crowd a small model's cache out of its budget.
+uint64_t stream_chunk_bytes(const LayerLayout & layout);
+
 // A run of neighbouring neurons that one read brings.
 struct MissRun {
     uint32_t first; // index into Session::misses
@@ -73,7 +77,7 @@ public:
     std::vector<float> h;                     // [n_tokens, wave]: activations of the wave under way
     std::vector<std::vector<float>> expanded; // per thread: down rows as floats
     uint32_t wave_end = 0;                    // the wave under way ends before this selected neuron
-    Pages staging;                            // stream_buffers pieces
+    Pages staging;                            // stream_buffers pieces of Model::stream_piece() bytes
     bool arrived[stream_buffers] = {};        // per piece: its chunk is there
 
     bool streaming = false;           // this call reads the layer in sequence

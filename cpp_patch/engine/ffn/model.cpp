@@ -52,6 +52,10 @@ uint64_t LayerState::slot_bytes_for(const LayerLayout & layout, uint64_t align) 
     return (layout.stride + align - 1) / align * align + align;
 }
 
+uint64_t stream_chunk_bytes(const LayerLayout & layout) {
+    return std::max(layout.stride, std::min(read_limit, layout.stride * layout.n_ff / (2 * stream_buffers)));
+}
+
 Model::Model() = default;
 Model::~Model() = default;
 
@@ -102,21 +106,25 @@ Status Model::prepare() {
     return allocate();
 }
 
-Status Model::allocate() {
+// Decides ram_bytes_ and the share of every layer that the cache may hold.
+Status Model::resolve_budget(double & share) {
     const uint64_t resident = layout_.resident_bytes();
-    const uint64_t staging = stream_buffers * (read_limit + 2 * 65536);
-    uint64_t least = resident + staging, most = least;
+    uint64_t cache_least = 0, cache_most = 0;
     for (const LayerLayout & l : layout_.layers) {
-        const uint64_t slot = LayerState::slot_bytes_for(l, files_[l.file]->align());
-        least += slot * std::min(l.n_ff, least_slots);
-        most += slot * l.n_ff;
+        const uint64_t align = files_[l.file]->align();
+        const uint64_t slot = LayerState::slot_bytes_for(l, align);
+        cache_least += slot * std::min(l.n_ff, least_slots);
+        cache_most += slot * l.n_ff;
+        stream_piece_ = std::max(stream_piece_, (stream_chunk_bytes(l) + 2 * align + 4095) / 4096 * 4096);
     }
+    const uint64_t fixed = resident + stream_buffers * stream_piece_;
+    const uint64_t least = fixed + cache_least;
     if (settings_.ram_bytes != 0) {
         ram_bytes_ = settings_.ram_bytes;
     } else if (settings_.ram_share > 0) {
-        ram_bytes_ = resident + staging + uint64_t(settings_.ram_share * double(most - resident - staging));
+        ram_bytes_ = fixed + uint64_t(settings_.ram_share * double(cache_most));
     } else {
-        ram_bytes_ = std::min(most, uint64_t(automatic_share * double(available_memory())));
+        ram_bytes_ = std::min(fixed + cache_most, uint64_t(automatic_share * double(available_memory())));
     }
     if (ram_bytes_ < least) {
         return { Code::ram_too_small, "cannot run '" + label_ + "' in " + mib(ram_bytes_) +
@@ -124,8 +132,17 @@ Status Model::allocate() {
                                           " and the smallest neuron cache " + mib(least - resident) +
                                           "; give at least " + std::to_string((least >> 20) + 1) + "MiB" };
     }
-    const double share = std::min(1.0, double(ram_bytes_ - resident - staging) / double(most - resident - staging));
-    cache_bytes_ = staging;
+    share = std::min(1.0, double(ram_bytes_ - fixed) / double(cache_most));
+    return {};
+}
+
+Status Model::allocate() {
+    double share = 0;
+    const Status status = resolve_budget(share);
+    if (!status.ok()) {
+        return status;
+    }
+    cache_bytes_ = stream_buffers * stream_piece_;
     for (const LayerLayout & l : layout_.layers) {
         const uint64_t slot = LayerState::slot_bytes_for(l, files_[l.file]->align());
         const uint32_t n = std::max(uint32_t(share * l.n_ff), std::min(l.n_ff, least_slots));

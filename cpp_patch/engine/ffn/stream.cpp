@@ -6,14 +6,8 @@
 
 namespace gguf_flash {
 
-namespace {
-
-constexpr uint64_t buffer_bytes = read_limit + 2 * 65536; // a chunk, from the sector below to the one above
-
-} // namespace
-
 uint32_t FfnRun::chunk_neurons() const {
-    return uint32_t(std::max<uint64_t>(1, read_limit / state_.layout.stride));
+    return uint32_t(stream_chunk_bytes(state_.layout) / state_.layout.stride);
 }
 
 void FfnRun::submit_chunk(uint32_t chunk) {
@@ -22,8 +16,8 @@ void FfnRun::submit_chunk(uint32_t chunk) {
     if (first >= state_.layout.n_ff || failed()) {
         return;
     }
-    const uint64_t chunk_bytes = std::max(buffer_bytes, state_.layout.stride + 2 * 65536);
-    if (s.staging.bytes() < chunk_bytes * stream_buffers && !s.staging.allocate(chunk_bytes * stream_buffers)) {
+    const uint64_t piece = op_.model_->stream_piece();
+    if (s.staging.bytes() == 0 && !s.staging.allocate(piece * stream_buffers)) {
         fail({ Code::ram_too_small, "cannot reserve memory for reading a layer in sequence; set a smaller ram" });
         return;
     }
@@ -39,7 +33,7 @@ void FfnRun::submit_chunk(uint32_t chunk) {
     op.n_segments = 1;
     op.segments = &s.segments[slot];
     op.tag = chunk;
-    op.segments[0] = { s.staging.data() + slot * chunk_bytes, size_t((op.needed + align - 1) / align * align) };
+    op.segments[0] = { s.staging.data() + slot * piece, size_t((op.needed + align - 1) / align * align) };
     state_.counters.bytes_read += op.segments[0].iov_len;
     state_.counters.requests += 1;
     s.arrived[slot] = false;
@@ -78,13 +72,13 @@ bool FfnRun::await_chunk(uint32_t chunk) {
 void FfnRun::admit(uint32_t first, uint32_t end) {
     Session & s = session();
     const Clock::time_point t = Clock::now();
-    const uint64_t chunk_bytes = s.staging.bytes() / stream_buffers;
+    const uint64_t piece = op_.model_->stream_piece();
     s.items.clear();
     for (uint32_t i = first; i < end; ++i) {
         const uint32_t neuron = s.selection[i].neuron, chunk = neuron / chunk_neurons();
         const uint64_t start =
             state_.bundle_offset(chunk * chunk_neurons()) / state_.file.align() * state_.file.align();
-        s.rows[i] = s.staging.data() + (chunk % stream_buffers) * chunk_bytes + (state_.bundle_offset(neuron) - start);
+        s.rows[i] = s.staging.data() + (chunk % stream_buffers) * piece + (state_.bundle_offset(neuron) - start);
         if (state_.cache.slot(neuron) == NeuronCache::none && state_.cache.has_free_slot()) {
             const int32_t slot = state_.cache.acquire(s.selection[i]);
             std::memcpy(state_.slot_data(slot) + state_.lead(neuron), s.rows[i], state_.layout.stride);

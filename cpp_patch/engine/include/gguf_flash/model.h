@@ -96,12 +96,15 @@ public:
     // For FfnOp: a layer's state, and the loan of a reader with scratch memory.
     LayerState & layer(int index) { return *layers_[size_t(index)]; }
     const File & file(uint32_t index) const { return *files_[index]; }
+    // Bytes of one buffer for reading a layer in sequence: a chunk, and the sectors it begins and ends in.
+    uint64_t stream_piece() const { return stream_piece_; }
     Result<std::unique_ptr<Session>> borrow();
     void give_back(std::unique_ptr<Session> session);
 
 private:
     Model();
     Status prepare();
+    Status resolve_budget(double & share);
     Status allocate();
 
     Layout layout_;
@@ -111,7 +114,7 @@ private:
     std::vector<std::unique_ptr<LayerState>> layers_;
     std::shared_ptr<FaultPlan> faults_;
     std::string reader_name_;
-    uint64_t ram_bytes_ = 0, cache_bytes_ = 0;
+    uint64_t ram_bytes_ = 0, cache_bytes_ = 0, stream_piece_ = 0;
 
     mutable std::mutex mutex_; // guards the two below
     std::vector<std::unique_ptr<Session>> sessions_;
