@@ -1,0 +1,216 @@
+#include "flash_file.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+using namespace gguf_flash;
+
+Bytes quantize_rows(ggml_type type, const std::vector<float> & rows, uint32_t n_embd) {
+    const int64_t n = int64_t(rows.size() / n_embd);
+    Bytes out(size_t(n) * ggml_row_size(type, n_embd));
+    ggml_quantize_chunk(type, rows.data(), out.data(), 0, n, n_embd, nullptr);
+    return out;
+}
+
+std::vector<float> dequantize_rows(ggml_type type, const Bytes & rows, uint32_t n_embd) {
+    const size_t row = ggml_row_size(type, n_embd), n = rows.size() / row;
+    std::vector<float> out(n * n_embd);
+    for (size_t i = 0; i < n; ++i) {
+        if (type == GGML_TYPE_F32) {
+            std::memcpy(out.data() + i * n_embd, rows.data() + i * row, row);
+        } else {
+            ggml_get_type_traits(type)->to_float(rows.data() + i * row, out.data() + i * n_embd, n_embd);
+        }
+    }
+    return out;
+}
+
+FlashFile::FlashFile(const FlashSpec & s) : spec(s) {
+    add_keys();
+    if (spec.bytes_before > 0) {
+        image.tensors.push_back(
+            { "token_embd.weight", { spec.bytes_before }, GGML_TYPE_I8, Bytes(spec.bytes_before, 7), {} });
+    }
+    Random random(spec.seed);
+    for (size_t i = 0; i < spec.layers.size(); ++i) {
+        add_layer(i, random);
+    }
+    if (spec.pad_header) {
+        image.pad_header();
+    }
+}
+
+std::string FlashFile::bundle_name(size_t index) const {
+    return "blk." + std::to_string(spec.layers[index]) + ".ffn_bundle";
+}
+
+void FlashFile::add_keys() {
+    const bool all = spec.select == Select::all;
+    std::vector<std::string> parts = { "down" };
+    std::vector<uint32_t> types = { uint32_t(spec.down) }, every;
+    if (all || spec.gated) {
+        parts.insert(parts.begin(), "up");
+        types.insert(types.begin(), spec.up);
+    }
+    if (all && spec.gated) {
+        parts.insert(parts.begin(), "gate");
+        types.insert(types.begin(), spec.gate);
+    }
+    for (size_t i = 0; i < spec.layers.size(); ++i) {
+        every.insert(every.end(), types.begin(), types.end());
+    }
+    image.set("general.architecture", str_value("llama"));
+    image.set("flash_ffn.version", u32_value(1));
+    image.set("flash_ffn.select", str_value(all ? "all" : "gate"));
+    image.set("flash_ffn.layers", u32_array(spec.layers));
+    image.set("flash_ffn.n_embd", u32_value(spec.n_embd));
+    image.set("flash_ffn.gated", bool_value(spec.gated));
+    image.set("flash_ffn.fused", bool_value(spec.fused));
+    image.set("flash_ffn.bundle.parts", str_array(parts));
+    image.set("flash_ffn.bundle.types", u32_array(every));
+    image.set("flash_ffn.bundle.align", u32_value(spec.align));
+    if (!spec.activation.empty()) {
+        image.set("flash_ffn.activation", str_value(spec.activation));
+    }
+    if (!spec.thresholds.empty()) {
+        image.set("flash_ffn.threshold", f32_array(spec.thresholds));
+    }
+}
+
+void FlashFile::add_layer(size_t index, Random & random) {
+    DenseLayer layer;
+    layer.n_ff = spec.n_ff[std::min(index, spec.n_ff.size() - 1)];
+    const uint32_t n_embd = spec.n_embd;
+    // Scales that keep activations and outputs near 1.
+    const float scale = 1.7f / std::sqrt(float(n_embd)), down_scale = 1.7f / std::sqrt(float(layer.n_ff));
+    const std::string block = "blk." + std::to_string(spec.layers[index]) + ".ffn_";
+    struct {
+        ggml_type type;
+        float scale;
+        bool wanted, deciding;
+        const char * name;
+        std::vector<float> * rows;
+    } parts[] = {
+        { spec.gate, scale, spec.gated, spec.gated, "gate", &layer.gate },
+        { spec.up, scale, true, !spec.gated, "up", &layer.up },
+        { spec.down, down_scale, true, false, "down", &layer.down },
+    };
+    std::vector<Bytes> bundled;
+    std::vector<ImageTensor> resident;
+    for (auto & part : parts) {
+        if (!part.wanted) {
+            continue;
+        }
+        const Bytes raw = quantize_rows(part.type, random.reals(size_t(layer.n_ff) * n_embd, part.scale), n_embd);
+        *part.rows = dequantize_rows(part.type, raw, n_embd);
+        if (spec.select == Select::gate && part.deciding) {
+            resident.push_back({ block + part.name + ".weight", { n_embd, layer.n_ff }, uint32_t(part.type), raw, {} });
+        } else {
+            bundled.push_back(raw);
+        }
+    }
+    uint64_t stride = 0;
+    const Bytes rows = bundle(bundled, layer.n_ff, stride);
+    image.tensors.push_back({ bundle_name(index), { stride, layer.n_ff }, GGML_TYPE_I8, rows, {} });
+    image.tensors.insert(image.tensors.end(), resident.begin(), resident.end());
+    if (spec.biases) {
+        add_biases(layer, block, random);
+    }
+    layers.push_back(std::move(layer));
+}
+
+void FlashFile::add_biases(DenseLayer & layer, const std::string & block, Random & random) {
+    layer.gate_bias = spec.gated ? random.reals(layer.n_ff, 0.3f) : std::vector<float>();
+    layer.up_bias = random.reals(layer.n_ff, 0.3f);
+    layer.down_bias = random.reals(spec.n_embd, 0.3f);
+    for (auto [name, bias] : { std::pair("gate", &layer.gate_bias), std::pair("up", &layer.up_bias),
+                               std::pair("down", &layer.down_bias) }) {
+        if (!bias->empty()) {
+            const uint8_t * p = reinterpret_cast<const uint8_t *>(bias->data());
+            const Bytes raw(p, p + bias->size() * sizeof(float));
+            image.tensors.push_back({ block + name + ".bias", { bias->size() }, GGML_TYPE_F32, raw, {} });
+        }
+    }
+}
+
+Bytes FlashFile::bundle(const std::vector<Bytes> & parts, uint32_t n_ff, uint64_t & stride) const {
+    uint64_t end = 0;
+    for (const Bytes & part : parts) {
+        end = GgufImage::up(end, 32) + part.size() / n_ff;
+    }
+    stride = GgufImage::up(end, spec.align);
+    Bytes out(stride * n_ff, 0);
+    for (uint32_t i = 0; i < n_ff; ++i) {
+        uint64_t at = 0;
+        for (const Bytes & part : parts) {
+            const uint64_t row = part.size() / n_ff;
+            at = GgufImage::up(at, 32);
+            std::memcpy(out.data() + i * stride + at, part.data() + i * row, row);
+            at += row;
+        }
+    }
+    return out;
+}
+
+namespace {
+
+double act(const std::string & name, double v, double t) {
+    if (name == "relu") {
+        return v > t ? v : 0;
+    }
+    if (name == "relu_sqr") {
+        return v > t ? v * v : 0;
+    }
+    const double y = name == "silu" ? v / (1 + std::exp(-v))
+                   : name == "gelu" ? 0.5 * v * (1 + std::tanh(std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)))
+                                    : 0.5 * v * (1 + std::erf(v / std::sqrt(2.0)));
+    return t > 0 && std::fabs(y) <= t ? 0 : y;
+}
+
+double dot(const std::vector<float> & rows, size_t i, const float * x, uint32_t n, const std::vector<float> & bias) {
+    double sum = bias.empty() ? 0.0 : bias[i];
+    for (uint32_t c = 0; c < n; ++c) {
+        sum += double(rows[i * n + c]) * x[c];
+    }
+    return sum;
+}
+
+} // namespace
+
+std::vector<double> reference_ffn(const FlashFile & file, size_t index, const std::vector<float> & x,
+                                  uint32_t n_tokens) {
+    const DenseLayer & layer = file.layers[index];
+    const uint32_t n = file.spec.n_embd;
+    const double threshold = file.spec.thresholds.empty() ? 0 : file.spec.thresholds[index];
+    std::vector<double> out(size_t(n_tokens) * n);
+    for (uint32_t t = 0; t < n_tokens; ++t) {
+        const float * xt = x.data() + size_t(t) * n;
+        for (uint32_t c = 0; c < n; ++c) {
+            out[size_t(t) * n + c] = layer.down_bias.empty() ? 0.0 : layer.down_bias[c];
+        }
+        for (uint32_t i = 0; i < layer.n_ff; ++i) {
+            const double up = dot(layer.up, i, xt, n, layer.up_bias);
+            const double gate = file.spec.gated ? dot(layer.gate, i, xt, n, layer.gate_bias) : up;
+            const double h = act(file.spec.activation, gate, threshold) * (file.spec.gated ? up : 1);
+            for (uint32_t c = 0; c < n; ++c) {
+                out[size_t(t) * n + c] += h * layer.down[size_t(i) * n + c];
+            }
+        }
+    }
+    return out;
+}
+
+double worst_error(const std::vector<float> & out, const std::vector<double> & expected, uint32_t n_tokens) {
+    double worst = 0;
+    const size_t n = expected.size() / n_tokens;
+    for (uint32_t t = 0; t < n_tokens; ++t) {
+        double difference = 0, length = 0;
+        for (size_t i = t * n; i < (t + 1) * n; ++i) {
+            difference += (out[i] - expected[i]) * (out[i] - expected[i]);
+            length += expected[i] * expected[i];
+        }
+        worst = std::max(worst, std::isfinite(difference) ? std::sqrt(difference / length) : INFINITY);
+    }
+    return worst;
+}

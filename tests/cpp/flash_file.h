@@ -1,0 +1,56 @@
+// Small flash-GGUF files with random weights, and what their FFNs must give.
+#pragma once
+
+#include "ggml.h"
+#include "gguf_flash/layout.h"
+#include "gguf_image.h"
+#include "random_data.h"
+
+struct FlashSpec {
+    uint32_t n_embd = 64;
+    std::vector<uint32_t> layers = { 0 };
+    std::vector<uint32_t> n_ff = { 300 }; // one per layer, or one for all
+    gguf_flash::Select select = gguf_flash::Select::all;
+    bool gated = true;
+    bool fused = false;
+    ggml_type gate = GGML_TYPE_F16, up = GGML_TYPE_F16, down = GGML_TYPE_F16;
+    bool biases = false;
+    std::string activation = "silu"; // "": the file does not name one
+    std::vector<float> thresholds;   // none, or one per layer
+    uint32_t align = 512;
+    bool pad_header = true;    // bundles start on a sector
+    uint32_t bytes_before = 0; // size of a tensor before the bundles, which shifts them
+    uint64_t seed = 1;
+};
+
+// What the file's weights mean: rows of n_embd floats, after quantization and back.
+struct DenseLayer {
+    uint32_t n_ff = 0;
+    std::vector<float> gate, up, down;                // [n_ff, n_embd]; gate is empty when not gated
+    std::vector<float> gate_bias, up_bias, down_bias; // empty without biases
+};
+
+struct FlashFile {
+    FlashSpec spec;
+    GgufImage image;
+    std::vector<DenseLayer> layers;
+
+    explicit FlashFile(const FlashSpec & spec);
+    std::string bundle_name(size_t index) const;
+
+private:
+    void add_keys();
+    void add_layer(size_t index, Random & random);
+    void add_biases(DenseLayer & layer, const std::string & block, Random & random);
+    Bytes bundle(const std::vector<Bytes> & parts, uint32_t n_ff, uint64_t & stride) const;
+};
+
+// [n_tokens, n_embd], computed in double from the dequantized rows.
+std::vector<double> reference_ffn(const FlashFile & file, size_t index, const std::vector<float> & x,
+                                  uint32_t n_tokens);
+
+// Distance of out from expected over the length of expected, the worst token.
+double worst_error(const std::vector<float> & out, const std::vector<double> & expected, uint32_t n_tokens);
+
+Bytes quantize_rows(ggml_type type, const std::vector<float> & rows, uint32_t n_embd);
+std::vector<float> dequantize_rows(ggml_type type, const Bytes & rows, uint32_t n_embd);

@@ -1,0 +1,183 @@
+// Every table of kernels gives the bits of the scalar one.
+#include "flash_file.h"
+#include "ggml.h"
+#include "gguf_flash/kernels.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+
+using namespace gguf_flash;
+
+namespace {
+
+using Axpy = void (*)(const void *, float, float *, size_t);
+
+// Where NaN comes out, its sign and payload depend on the instruction: keep inputs and sums finite.
+bool all_finite(const std::vector<float> & values) {
+    for (float v : values) {
+        if (!std::isfinite(v) || std::fabs(v) > 1e30f) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool same_bits(const std::vector<float> & a, const std::vector<float> & b) {
+    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+// Random blocks of a type whose n values are all finite.
+Bytes random_row(ggml_type type, uint32_t n, Random & random) {
+    for (int attempt = 0; attempt < 5000; ++attempt) {
+        Bytes row(ggml_row_size(type, n));
+        for (uint8_t & b : row) {
+            b = uint8_t(random.bits());
+        }
+        if (type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 || type == GGML_TYPE_F32) {
+            const uint32_t width = type == GGML_TYPE_F32 ? 4 : 2;
+            for (uint32_t i = width - 1; i < row.size(); i += width) {
+                row[i] &= 0xBB; // exponents below the middle: no infinity, no NaN, subnormals kept
+            }
+        }
+        if (all_finite(dequantize_rows(type, row, n))) {
+            return row;
+        }
+    }
+    FAIL("no finite row of type ", std::string(ggml_type_name(type)), " found");
+    return {};
+}
+
+struct Case {
+    ggml_type type;
+    Axpy Kernels::* kernel;
+    uint32_t step; // lengths are multiples of this
+};
+
+const Case cases[] = {
+    { GGML_TYPE_F32, &Kernels::axpy_f32, 1 },    { GGML_TYPE_F16, &Kernels::axpy_f16, 1 },
+    { GGML_TYPE_BF16, &Kernels::axpy_bf16, 1 },  { GGML_TYPE_Q8_0, &Kernels::axpy_q8_0, 32 },
+    { GGML_TYPE_Q4_0, &Kernels::axpy_q4_0, 32 },
+};
+
+} // namespace
+
+TEST_CASE("kernels: scalar comes first and every table has a name") {
+    const std::vector<const Kernels *> tables = available_kernels();
+    REQUIRE(!tables.empty());
+    CHECK(std::string(tables[0]->name) == "scalar");
+    for (const Kernels * table : tables) {
+        MESSAGE("table ", std::string(table->name));
+    }
+    CHECK(kernels().name != nullptr);
+}
+
+TEST_CASE("kernels: axpy has the same bits in every table") {
+    Random random(1);
+    for (const Kernels * table : available_kernels()) {
+        for (const Case & c : cases) {
+            for (uint32_t n = 0; n <= 100 * c.step; n += c.step) {
+                CAPTURE(std::string(table->name));
+                CAPTURE(std::string(ggml_type_name(c.type)));
+                CAPTURE(n);
+                const Bytes row = n == 0 ? Bytes() : random_row(c.type, n, random);
+                Bytes shifted(row.size() + 2); // rows start at any element, not at vectors
+                std::copy(row.begin(), row.end(), shifted.begin() + 2);
+                const float a = random.real() * 3;
+                const std::vector<float> y = random.reals(n);
+                std::vector<float> want = y, got = y;
+                (available_kernels()[0]->*c.kernel)(row.data(), a, want.data(), n);
+                (table->*c.kernel)(c.type == GGML_TYPE_F32 ? row.data() : shifted.data() + 2, a, got.data(), n);
+                REQUIRE(same_bits(want, got));
+            }
+        }
+    }
+}
+
+TEST_CASE("kernels: axpy is one multiplication and one addition, not fused") {
+    Random random(2);
+    const std::vector<float> w = random.reals(67), y = random.reals(67);
+    const float a = random.real();
+    for (const Kernels * table : available_kernels()) {
+        std::vector<float> got = y;
+        table->axpy_f32(w.data(), a, got.data(), got.size());
+        for (size_t i = 0; i < y.size(); ++i) {
+            volatile float product = a * w[i]; // rounded here
+            REQUIRE(got[i] == y[i] + product);
+        }
+    }
+}
+
+TEST_CASE("kernels: accumulate has the same bits as one axpy per row") {
+    Random random(3);
+    for (const Kernels * table : available_kernels()) {
+        for (size_t n : { 0, 1, 5, 8, 31, 32, 33, 64, 100, 255, 256, 257 }) {
+            for (size_t n_rows : { 0, 1, 2, 7, 32 }) {
+                CAPTURE(std::string(table->name));
+                CAPTURE(n);
+                CAPTURE(n_rows);
+                const size_t ld = n + 3;
+                const std::vector<float> w = random.reals(ld * n_rows + 1), y = random.reals(n);
+                std::vector<float> a = random.reals(n_rows), want = y, got = y;
+                for (size_t r = 0; r < n_rows; r += 3) {
+                    a[r] = r % 2 == 0 ? 0.0f : -0.0f; // inactive
+                }
+                for (size_t r = 0; r < n_rows; ++r) {
+                    if (a[r] != 0.0f) {
+                        available_kernels()[0]->axpy_f32(w.data() + r * ld, a[r], want.data(), n);
+                    }
+                }
+                table->accumulate(w.data(), ld, a.data(), n_rows, got.data(), n);
+                REQUIRE(same_bits(want, got));
+            }
+        }
+    }
+}
+
+TEST_CASE("kernels: accumulate ignores the weights of inactive rows") {
+    const float inf = INFINITY;
+    const std::vector<float> w(40, inf), a = { 0.0f };
+    for (const Kernels * table : available_kernels()) {
+        std::vector<float> y(40, 1.0f);
+        table->accumulate(w.data(), 40, a.data(), 1, y.data(), 40);
+        CHECK(same_bits(y, std::vector<float>(40, 1.0f)));
+    }
+}
+
+TEST_CASE("kernels: axpy_row is expand_row and scalar axpy for every type, whole or in slices") {
+    Random random(4);
+    constexpr uint32_t n = 1024;
+    int types = 0;
+    for (int t = 0; t < GGML_TYPE_COUNT; ++t) {
+        const ggml_type type = ggml_type(t);
+        const ggml_type_traits * traits = ggml_get_type_traits(type);
+        if (type != GGML_TYPE_F32 && (traits->to_float == nullptr || ggml_blck_size(type) <= 0)) {
+            continue;
+        }
+        CAPTURE(std::string(ggml_type_name(type)));
+        ++types;
+        const Bytes row = random_row(type, n, random);
+        const float a = random.real();
+        const size_t block = column_block(type);
+        CHECK(block % 32 == 0);
+        CHECK(block % size_t(ggml_blck_size(type)) == 0);
+        std::vector<float> expanded(n), want(n), whole(n), slices(n), scratch(n);
+        expand_row(type, row.data(), 0, n, expanded.data());
+        CHECK(same_bits(expanded, dequantize_rows(type, row, n)));
+        want = whole = slices = random.reals(n);
+        available_kernels()[0]->axpy_f32(expanded.data(), a, want.data(), n);
+        axpy_row(type, row.data(), 0, n, a, whole.data(), scratch.data());
+        CHECK(same_bits(want, whole));
+        for (size_t first = 0; first < n;) {
+            const size_t count = std::min<size_t>(n - first, block * (1 + random.below(3)));
+            axpy_row(type, row.data(), first, count, a, slices.data() + first, scratch.data());
+            std::vector<float> part(count);
+            expand_row(type, row.data(), first, count, part.data());
+            CHECK(std::memcmp(part.data(), expanded.data() + first, count * sizeof(float)) == 0);
+            first += count;
+        }
+        CHECK(same_bits(want, slices));
+    }
+    CHECK(types > 20);
+}
