@@ -127,6 +127,13 @@ int collect_sources(const llm_graph_context & graph, const gguf_flash::Layout & 
         call.up_bias = layout.gated && w.up_b != nullptr ? add(w.up_b) : 0;
         return n;
     }
+    if (layout.fused && w.up_b != nullptr) { // as the matrix: the gate's half, then up's
+        ggml_tensor * both = as_f32(graph, w.up_b);
+        const int64_t half = both->ne[0] / 2;
+        call.gate_bias = add(ggml_view_1d(graph.ctx0, both, half, 0));
+        call.up_bias = add(ggml_view_1d(graph.ctx0, both, half, size_t(half) * sizeof(float)));
+        return n;
+    }
     call.gate_bias = w.gate_b != nullptr ? add(w.gate_b) : 0;
     call.up_bias = w.up_b != nullptr ? add(w.up_b) : 0;
     return n;

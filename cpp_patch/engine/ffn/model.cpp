@@ -17,6 +17,10 @@ constexpr uint32_t least_slots = 64;
 // What an automatic budget leaves to the KV cache, the compute buffers and everybody else.
 constexpr double automatic_share = 0.75;
 
+uint64_t round_up(uint64_t n, uint64_t to) {
+    return (n + to - 1) / to * to;
+}
+
 std::string mib(uint64_t bytes) {
     char text[32];
     std::snprintf(text, sizeof(text), "%.1f MiB", double(bytes) / (1024 * 1024));
@@ -106,7 +110,7 @@ Status Model::prepare() {
     return allocate();
 }
 
-// Decides ram_bytes_ and the share of every layer that the cache may hold.
+// Decides ram_bytes_ and the share of every layer's neurons, beyond the least, that the cache may hold.
 Status Model::resolve_budget(double & share) {
     const uint64_t resident = layout_.resident_bytes();
     uint64_t cache_least = 0, cache_most = 0;
@@ -115,7 +119,8 @@ Status Model::resolve_budget(double & share) {
         const uint64_t slot = LayerState::slot_bytes_for(l, align);
         cache_least += slot * std::min(l.n_ff, least_slots);
         cache_most += slot * l.n_ff;
-        stream_piece_ = std::max(stream_piece_, (stream_chunk_bytes(l) + 2 * align + 4095) / 4096 * 4096);
+        stream_piece_ =
+            std::max(stream_piece_, round_up(stream_chunk_bytes(l) + 2 * align, std::max<uint64_t>(align, 4096)));
     }
     const uint64_t fixed = resident + stream_buffers * stream_piece_;
     const uint64_t least = fixed + cache_least;
@@ -132,7 +137,10 @@ Status Model::resolve_budget(double & share) {
                                           " and the smallest neuron cache " + mib(least - resident) +
                                           "; give at least " + std::to_string((least >> 20) + 1) + "MiB" };
     }
-    share = std::min(1.0, double(ram_bytes_ - fixed) / double(cache_most));
+    // Of what lies beyond the least: a share of whole layers, with small ones raised to the least, would
+    // exceed the budget.
+    share =
+        cache_most == cache_least ? 1.0 : std::min(1.0, double(ram_bytes_ - least) / double(cache_most - cache_least));
     return {};
 }
 
@@ -145,7 +153,8 @@ Status Model::allocate() {
     cache_bytes_ = stream_buffers * stream_piece_;
     for (const LayerLayout & l : layout_.layers) {
         const uint64_t slot = LayerState::slot_bytes_for(l, files_[l.file]->align());
-        const uint32_t n = std::max(uint32_t(share * l.n_ff), std::min(l.n_ff, least_slots));
+        const uint32_t few = std::min(l.n_ff, least_slots);
+        const uint32_t n = few + uint32_t(share * (l.n_ff - few));
         layers_.emplace_back(new LayerState(l, *files_[l.file], n, settings_));
         if (!layers_.back()->slots.allocate(n * slot)) {
             return { Code::ram_too_small, "cannot reserve " + mib(n * slot) + " for the neuron cache of layer " +

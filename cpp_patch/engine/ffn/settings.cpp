@@ -143,8 +143,9 @@ Status Settings::set(const std::string & name, const std::string & value) {
         return assign(parse_activation(value), activation);
     }
     if (name == "faults") {
-        faults = value;
-        return value.empty() ? Status() : FaultPlan::parse(value).status();
+        const Status status = FaultPlan::parse(value).status();
+        faults = status.ok() ? value : faults;
+        return status;
     }
     return { Code::argument, "unknown setting 'flash_ffn." + name + "'" };
 }

@@ -58,7 +58,11 @@ Status Standalone::load() {
         const std::string block = "blk." + std::to_string(l.layer) + ".ffn_";
         LayerWeights w;
         Status status = read_bias(block + "gate.bias", l.n_ff, w.gate_bias);
-        status = status.ok() ? read_bias(block + "up.bias", l.n_ff, w.up_bias) : status;
+        status = status.ok() ? read_bias(block + "up.bias", l.n_ff * (layout.fused ? 2 : 1), w.up_bias) : status;
+        if (layout.fused && !w.up_bias.empty()) { // as the matrix: the gate's half, then up's
+            w.gate_bias.assign(w.up_bias.begin(), w.up_bias.begin() + l.n_ff);
+            w.up_bias.erase(w.up_bias.begin(), w.up_bias.begin() + l.n_ff);
+        }
         status = status.ok() ? read_bias(block + "down.bias", layout.n_embd, w.down_bias) : status;
         if (status.ok() && layout.select == Select::gate) {
             const std::string name = block + (layout.gated ? "gate" : "up") + ".weight";

@@ -53,14 +53,15 @@ Result<std::shared_ptr<FaultPlan>> FaultPlan::parse(const std::string & text) {
     std::string item;
     while (std::getline(items, item, ',')) {
         const size_t colon = item.find(':');
-        const uint64_t n = colon == std::string::npos ? 0 : std::strtoull(item.c_str() + colon + 1, nullptr, 10);
+        char * end = nullptr;
+        const uint64_t n = colon == std::string::npos ? 0 : std::strtoull(item.c_str() + colon + 1, &end, 10);
         const std::string name = item.substr(0, colon);
         uint64_t * field = name == "eio"   ? &plan->eio_
                          : name == "short" ? &plan->short_
                          : name == "again" ? &plan->again_
                          : name == "delay" ? &plan->delay_us_
                                            : nullptr;
-        if (field == nullptr || n == 0) {
+        if (field == nullptr || n == 0 || *end != 0 || (name == "again" && n < 2)) { // again:1 would never end
             return Status(Code::argument, "cannot use fault plan '" + text +
                                               "': items eio:N, short:N, again:N or "
                                               "delay:MICROSECONDS expected, found '" +
