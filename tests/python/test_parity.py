@@ -21,7 +21,7 @@ from gguf_flash.runtime import environment, lib_dir
 
 HERE = Path(__file__).parent
 CHUNKS = () if os.environ.get("GGUF_FLASH_FULL") else ("--chunks", "6")
-PROMPT = "The white whale was"
+PROMPTS = ("The white whale was", "The capital of France is", "Water boils at")
 
 pytestmark = [pytest.mark.stock, pytest.mark.slow]
 
@@ -54,13 +54,18 @@ def test_predictions(stock: Path, cli: Cli, models: Models, english: Path, type_
     assert ours["tokens"] == own["tokens"]
     assert ours["perplexity"] == pytest.approx(own["against_perplexity"], rel=5e-4)
     assert ours["mean_kl"] <= own["mean_kl"]
+    assert ours["top1_agreement"] >= own["top1_agreement"] - 0.01
 
 
-@pytest.mark.parametrize("type_name", ["F16", "Q8_0"])
-def test_greedy_text(stock: Path, cli: Cli, models: Models, type_name: str) -> None:
-    words = ("--prompt", PROMPT, "--tokens", 64)
-    dense = on_stock(stock, "run", models.dense(type_name), *words)
-    flash = cli.json("run", models.flash(type_name), *words, "--ram", "60%")
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_text(stock: Path, cli: Cli, models: Models, prompt: str) -> None:
+    """F16 only: Q8_0 rounds activations to 8 bits, and a last bit before that rounding decides.
+
+    Unpatched llama.cpp with flash attention off and on gives two texts there, too.
+    """
+    words = ("--prompt", prompt, "--tokens", 64)
+    dense = on_stock(stock, "run", models.dense("F16"), *words)
+    flash = cli.json("run", models.flash("F16"), *words, "--ram", "60%")
     assert flash["text"] == dense["text"]
 
 
