@@ -48,14 +48,20 @@ def _byte_tokens() -> list[str]:
 
 
 class _Maker:
-    def __init__(self, path: Path, arch: str, seed: int) -> None:
+    def __init__(self, path: Path, arch: str, seed: int, up_scale: float = 1.0) -> None:
+        self.scales = {"ffn_up": up_scale, "ffn_down.weight": 1 / up_scale}
         self.writer = gguf.GGUFWriter(path, arch)
         self.rng = np.random.default_rng(seed)
+
+    def _scale(self, name: str) -> np.float32:
+        found = [scale for part, scale in self.scales.items() if part in name]
+        return np.float32(found[0] if found else 1.0)
 
     def add(self, name: str, shape: tuple[int, ...], type_name: str = "F32") -> None:
         """A random matrix (numpy shape) of the given type."""
         scale = 1 / np.sqrt(shape[-1])
         values = self.rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
+        values *= self._scale(name)
         kind = Type[type_name]
         if kind == Type.F32:
             self.writer.add_tensor(name, values)
@@ -71,6 +77,7 @@ class _Maker:
 
     def bias(self, name: str, n: int) -> None:
         values = self.rng.standard_normal(n, dtype=np.float32) * np.float32(0.1)
+        values *= self._scale(name)
         self.writer.add_tensor(f"{name}.bias", values)
 
 
@@ -140,6 +147,7 @@ def make_dense(
     activation: str | None = None,
     n_ctx: int = 512,
     seed: int = 0,
+    up_scale: float = 1.0,
 ) -> Path:
     """Write a dense GGUF to ``path`` and return it.
 
@@ -149,12 +157,14 @@ def make_dense(
     ``biases``: FFN biases; architectures that require them have them anyway.
     ``activation``: written as ``<arch>.hidden_activation``, which unpatched llama.cpp ignores.
     ``n_embd``: a multiple of 32 (heads are 32 wide).
+    ``up_scale``: ffn_up and its bias times this, ffn_down divided by it. When it is large, GELU
+    meets no small value and is ReLU: a plain ReLU model that unpatched llama.cpp runs.
     """
     path = Path(path)
     arch = arch or ("nemotron" if gated is False else "llama")
     spec = ARCHS[arch]
     gated = spec.gated if gated is None else gated
-    m = _Maker(path, arch, seed)
+    m = _Maker(path, arch, seed, up_scale)
     _add_keys(m, spec, n_embd, n_ff, n_layer, n_ctx)
     if activation:
         m.writer.add_string(f"{arch}.hidden_activation", activation)
