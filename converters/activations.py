@@ -10,7 +10,7 @@ from __future__ import annotations
 from gguf_flash.errors import ArgumentError
 from gguf_flash.format.layout import ACTIVATIONS
 
-__all__ = ["activation_of", "bypasses_build_ffn"]
+__all__ = ["activation_of", "bypasses_build_ffn", "differs_from_table"]
 
 _SILU = """
 afmoe arwkv7 baichuan chameleon chatglm command-r cohere2 deci dream ernie4_5 eurobert exaone
@@ -52,6 +52,15 @@ def bypasses_build_ffn(arch: str) -> bool:
     return arch in _OWN_FFN
 
 
+def _canonical(name: str) -> str:
+    return _SPELLINGS.get(name.lower(), name.lower())
+
+
+def differs_from_table(arch: str, hidden: str) -> bool:
+    """True when a checkpoint's activation ``hidden`` is not what llama.cpp runs for ``arch``."""
+    return bool(hidden) and _BY_ARCH.get(arch, "") not in ("", _canonical(hidden))
+
+
 def activation_of(arch: str, hidden: str | None, asked: str | None) -> str:
     """The activation to record: ``asked`` wins, then the model's own key, then the table; or "".
 
@@ -59,7 +68,7 @@ def activation_of(arch: str, hidden: str | None, asked: str | None) -> str:
     """
     for given, where in ((asked, "--activation"), (hidden, f"'{arch}.hidden_activation'")):
         if given:
-            name = _SPELLINGS.get(given.lower(), given.lower())
+            name = _canonical(given)
             if name not in ACTIVATIONS:
                 raise ArgumentError(
                     f"activation '{given}' from {where} is unknown, expected one of "

@@ -18,7 +18,7 @@ from gguf_flash.converters.bundle import (
     plan_layer,
 )
 from gguf_flash.converters.dense import DenseModel, find_layers
-from gguf_flash.converters.upstream import dense_source
+from gguf_flash.converters.upstream import open_source
 from gguf_flash.errors import ArgumentError, IoError
 from gguf_flash.format.container import Tensor, Value, encode_value
 from gguf_flash.format.ggml_types import GgmlType, type_by_name
@@ -69,7 +69,7 @@ def convert(
     _check_arguments(src, out, select, align)
     kind = _down_type(down_type)
     report = progress or (lambda done, total, what: None)
-    with dense_source(src, outtype, out) as path, DenseModel(path) as dense:
+    with open_source(src, outtype, out) as dense:
         task = _task(dense, select, kind, align, orders or {})
         report(0, dense.nbytes, "reading")
         kv = _keys(task, align, activation, outtype, src.resolve().name)

@@ -56,14 +56,16 @@ class FfnLayer:
 class DenseModel:
     """An open dense GGUF, or split set of which ``path`` is the first file.
 
+    ``shown`` is what messages call it, when the file was made from something else.
+
     ``kv`` are the keys that describe the model; those that describe the split, the file's own
     alignment or flash are left out.  Use as a context manager.  Raises CorruptFileError,
     VersionError, UnsupportedError or IoError.
     """
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
-        files = read_set(self.path, versions=(2, 3))
+    def __init__(self, path: Path | str, *, shown: Path | None = None) -> None:
+        self.path = shown or Path(path)
+        files = read_set(Path(path), versions=(2, 3))
         self.paths = [c.path for c in files]
         self.kv: dict[str, Value] = {
             k: v

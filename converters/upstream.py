@@ -6,18 +6,24 @@ through its ``llama-quantize``; neither is written again here.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import dropwhile
 from pathlib import Path
 
 from gguf_flash import runtime
+from gguf_flash.converters.activations import differs_from_table
+from gguf_flash.converters.dense import DenseModel
 from gguf_flash.errors import ArgumentError, FlashError, IoError, ToolError
+from gguf_flash.format.container import encode_value
 from gguf_flash.format.reader import read_set
 
-__all__ = ["dense_source"]
+__all__ = ["open_source"]
 
 _HF_TYPES = ("f32", "f16", "bf16", "q8_0", "auto")
 _QUANTIZE_TYPES = """
@@ -27,17 +33,39 @@ IQ4_NL IQ4_XS TQ1_0 TQ2_0
 """.split()
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 _SCRIPT = "convert_hf_to_gguf.py"
+_WEIGHTS = (".safetensors", ".bin")
 
 
 @contextmanager
-def dense_source(src: Path | str, outtype: str | None, beside: Path) -> Iterator[Path]:
-    """A dense GGUF made from ``src`` in type ``outtype`` (None: as it is, or upstream's ``auto``).
+def open_source(src: Path | str, outtype: str | None, beside: Path) -> Iterator[DenseModel]:
+    """The dense model ``src`` in type ``outtype`` (None: as it is, or upstream's ``auto``).
 
-    Yields ``src`` itself when it fits already; otherwise a temporary file next to ``beside`` that
-    is removed afterwards.  Raises ToolError when a tool fails or is missing, ArgumentError or
-    IoError for a ``src`` that is neither a GGUF file nor a Hugging Face folder.
+    What has to be made from ``src`` first is a temporary file next to ``beside``, removed
+    afterwards.  An activation in the folder's ``config.json`` other than the one that llama.cpp
+    runs for the architecture is added as ``<arch>.hidden_activation``, for upstream drops it.
+    Raises ToolError when a tool fails or is missing, ArgumentError or IoError for a ``src`` that
+    is neither a GGUF file nor a Hugging Face folder, and what DenseModel raises.
     """
     src = Path(src)
+    with _dense_file(src, outtype, beside) as path, DenseModel(path, shown=src) as dense:
+        hidden = _hidden_act(src) if src.is_dir() else ""
+        key = f"{dense.arch}.hidden_activation"
+        if key not in dense.kv and differs_from_table(dense.arch, hidden):
+            dense.kv[key] = encode_value("str", hidden)
+        yield dense
+
+
+def _hidden_act(folder: Path) -> str:
+    """``hidden_act`` of the text model in ``config.json``, or ""."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text = config.get("text_config")
+    found = (text if isinstance(text, dict) else config).get("hidden_act")
+    return found if isinstance(found, str) else ""
+
+
+@contextmanager
+def _dense_file(src: Path, outtype: str | None, beside: Path) -> Iterator[Path]:
+    """``src`` itself when it fits already, else a temporary file made from it."""
     if not src.exists():
         raise IoError(f"cannot read '{src}': no such file or folder")
     if outtype and outtype.upper() not in (*_QUANTIZE_TYPES, "AUTO"):
@@ -105,6 +133,11 @@ def _convert_folder(src: Path, out: Path, outtype: str) -> None:
             f"cannot convert '{src}': it has no 'config.json', so it is no Hugging Face model; "
             "give such a folder or a GGUF file"
         )
+    if not any(path.suffix in _WEIGHTS for path in src.iterdir()):
+        raise ArgumentError(
+            f"cannot convert '{src}': it has a 'config.json' but no weights, expected "
+            f"{' or '.join(_WEIGHTS)} files; complete the download"
+        )
     _require_torch()
     script = _converter_script()
     env = dict(os.environ)
@@ -133,12 +166,23 @@ def _quantize(dense: Path, out: Path, outtype: str) -> None:
 
 
 def _run(command: list[str], doing: str, env: dict[str, str]) -> None:
-    """Run a tool quietly; its last lines of output become the error's text."""
+    """Run a tool quietly; why it failed becomes the error's text."""
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace")
     except OSError as e:
         raise ToolError(f"cannot {doing}: '{command[0]}' does not start ({e.strerror})") from e
     if done.returncode:
-        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        said = " / ".join(lines[-3:]) or "it said nothing"
+        said = _reason(done.stderr) or _reason(done.stdout) or "it said nothing"
         raise ToolError(f"cannot {doing}: it ended with status {done.returncode}: {said}")
+
+
+def _reason(output: str) -> str:
+    """The exception under the last Python traceback, else logged errors, else the last lines."""
+    _, traceback, tail = output.rpartition("Traceback (most recent call last):\n")
+    lines = [line.rstrip() for line in tail.splitlines() if line.strip()]
+    if traceback:
+        lines = list(dropwhile(lambda line: line.startswith(" "), lines))[:3]
+    else:
+        logged = [m[1] for line in lines if (m := re.match(r"ERROR:[^:]*:(.*)", line))]
+        lines = (logged or lines)[-3:]
+    return " / ".join(line.strip() for line in lines)

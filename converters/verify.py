@@ -20,7 +20,7 @@ from gguf_flash.converters.build import Progress
 from gguf_flash.converters.bundle import DownColumns, neuron_tensors
 from gguf_flash.converters.dense import DenseModel, FfnLayer, find_layers
 from gguf_flash.converters.rows import dequantize_rows, quantize_rows
-from gguf_flash.converters.upstream import dense_source
+from gguf_flash.converters.upstream import open_source
 from gguf_flash.errors import IoError
 from gguf_flash.format.container import Tensor
 from gguf_flash.format.layout import FlashLayout, LayerBundle, Part
@@ -85,8 +85,7 @@ def verify(
     outtype = layout.text("flash_ffn.source.outtype") or None
     report = progress or (lambda done, total, what: None)
     with (
-        dense_source(against, outtype, Path(file)) as path,
-        DenseModel(path) as dense,
+        open_source(against, outtype, Path(file)) as dense,
         _FlashFile(layout) as flash,
     ):
         return _Comparison(flash, dense, report).run()

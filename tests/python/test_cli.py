@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,15 @@ def test_ram_below_one_working_set(cli: Cli, tiny: tuple[Path, Path]) -> None:
 def test_a_context_that_is_too_small(cli: Cli, tiny: tuple[Path, Path]) -> None:
     done = cli("run", tiny[1], "--prompt", "abcdef", "--ctx", "4", code=2)
     assert "--ctx" in done.stderr
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed")
+def test_a_hugging_face_folder_without_torch(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").touch()
+    done = cli("convert", folder, "--out", tmp_path / "out.gguf", code=2)
+    (line,) = done.stderr.splitlines()
+    assert "torch" in line and line.endswith("run pip install 'gguf_flash[hf]'")
+    assert list(tmp_path.iterdir()) == [folder]

@@ -380,6 +380,9 @@ def test_folder_without_config_or_torch(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ArgumentError, match=r"config\.json"):
         convert(folder, tmp_path / "f.gguf")
     (folder / "config.json").write_text("{}")
+    with pytest.raises(ArgumentError, match="no weights"):
+        convert(folder, tmp_path / "f.gguf")
+    (folder / "model.safetensors").touch()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ToolError, match=r"gguf_flash\[hf\]"):
         convert(folder, tmp_path / "f.gguf")
@@ -393,7 +396,8 @@ def test_folder_goes_through_upstreams_converter(
     source, folder = tmp_path / "llama", tmp_path / "hf"
     source.mkdir()
     folder.mkdir()
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text('{"hidden_act": "relu"}')
+    (folder / "model.safetensors").touch()
     make_dense(folder / "model.gguf")
     script = """
         import shutil, sys
@@ -408,6 +412,7 @@ def test_folder_goes_through_upstreams_converter(
     monkeypatch.setenv("GGUF_FLASH_LLAMA_SOURCE", str(source))
     layout = convert(folder, tmp_path / "f.gguf")
     assert layout.text("flash_ffn.source.name") == "hf"
+    assert layout.activation == layout.text("llama.hidden_activation") == "relu"
     assert verify(tmp_path / "f.gguf", folder).ok
     with pytest.raises(ToolError, match="no type f16 today"):
         convert(folder, tmp_path / "g.gguf", outtype="f16")

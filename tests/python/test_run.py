@@ -9,6 +9,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from conftest import Cli, Models
 
 import gguf_flash
+from gguf_flash import _core
 from gguf_flash.errors import FlashError, IoError
 from gguf_flash.runtime import tool_path
 
@@ -54,11 +56,8 @@ def test_text_does_not_depend_on(
     reference: dict[tuple[str, ...], str],
     words: tuple[str, ...],
 ) -> None:
-    if "io_uring" in words:
-        from gguf_flash import _core
-
-        if not _core.machine()["io_uring"]:
-            pytest.skip("this kernel or container has no io_uring")
+    if "io_uring" in words and not _core.machine()["io_uring"]:
+        pytest.skip("this kernel or container has no io_uring")
     for how, expected in reference.items():
         assert _text(cli, tiny[1], *words, *how) == expected
 
@@ -173,6 +172,50 @@ def test_open_model(tiny: tuple[Path, Path]) -> None:
     assert one.shape == x.shape and one.dtype == np.float32
     assert np.array_equal(one, two)
     assert model.stats()["total"]["bytes_read"] > 0
+
+
+def test_open_model_from_several_threads(tiny: tuple[Path, Path]) -> None:
+    model = gguf_flash.open_model(tiny[1], ram="60%")
+    x = np.random.default_rng(0).standard_normal((3, model.n_embd), dtype=np.float32)
+    alone = [model.ffn(layer, x) for layer in model.layers]
+
+    def work(number: int) -> bool:
+        layer = number % len(model.layers)
+        return np.array_equal(model.ffn(layer, x, threads=1 + number % 2), alone[layer])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(60)))
+
+
+# --- disk errors, injected beneath the readers' retry logic ---------------------------------------
+
+
+@pytest.mark.parametrize("reader", ["io_uring", "pread"])
+def test_short_and_interrupted_reads_change_nothing(
+    cli: Cli, tiny: tuple[Path, Path], reference: dict[tuple[str, ...], str], reader: str
+) -> None:
+    words = ("run", tiny[1], "--prompt", PROMPT, "--tokens", 24, "--ram", "60%", "--reader", reader)
+    figures = cli.json(*words, env={"GGUF_FLASH_FAULTS": "short:3,again:5"})
+    assert figures["text"] == reference[()]
+
+
+@pytest.mark.parametrize("reader", ["io_uring", "pread"])
+def test_a_disk_error_is_one_sentence(cli: Cli, tiny: tuple[Path, Path], reader: str) -> None:
+    words = ("run", tiny[1], "--prompt", PROMPT, "--tokens", 24, "--ram", "40%", "--reader", reader)
+    done = cli(*words, env={"GGUF_FLASH_FAULTS": "eio:40"}, code=2)
+    assert done.stderr.count("\n") == 1
+    assert "cannot read" in done.stderr and "Input/output error" in done.stderr
+    assert "layer" in done.stderr and str(tiny[1]) in done.stderr
+
+
+def test_a_disk_error_leaves_the_model_usable(tiny: tuple[Path, Path]) -> None:
+    """One read fails; the same call made again gives what it would have given."""
+    x = np.random.default_rng(0).standard_normal((1, 64), dtype=np.float32)
+    expected = gguf_flash.open_model(tiny[1], ram="60%").ffn(1, x)
+    model = _core.open_model(str(tiny[1]), ram="60%", faults="eio:3")
+    with pytest.raises(IoError, match="layer 1"):
+        model.ffn(1, x)
+    assert np.array_equal(model.ffn(1, x), expected)
 
 
 # --- llama.cpp's own tools ------------------------------------------------------------------------
