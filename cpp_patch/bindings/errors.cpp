@@ -25,7 +25,11 @@ void raise_if_failed(const Status & status) {
         return;
     }
     const py::object type = py::module_::import("gguf_flash.errors").attr(exception_class(status.code()));
-    PyErr_SetString(type.ptr(), status.message().c_str());
+    // A damaged file's text, or a path, need not be UTF-8.
+    const std::string & text = status.message();
+    const py::object message =
+        py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(text.data(), py::ssize_t(text.size()), "replace"));
+    PyErr_SetObject(type.ptr(), message.ptr());
     throw py::error_already_set();
 }
 

@@ -115,6 +115,7 @@ std::vector<uint32_t> layers(const PyModel & self) {
 
 PyModel open_model(const std::string & path, const py::kwargs & kwargs) {
     Settings settings;
+    raise_if_failed(settings.set_from_environment());
     for (const auto & [key, value] : kwargs) {
         if (!value.is_none()) {
             raise_if_failed(settings.set(py::str(key), py::str(value)));
@@ -140,7 +141,7 @@ py::object attached_model(uintptr_t owner) {
 void raise_last_error(uintptr_t owner) {
     std::shared_ptr<Model> model = attached(reinterpret_cast<const void *>(owner));
     if (model != nullptr) {
-        raise_if_failed(model->last_error());
+        raise_if_failed(model->take_last_error());
     }
 }
 

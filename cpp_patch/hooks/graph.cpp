@@ -98,7 +98,8 @@ void check_supported(const llm_graph_context & graph, const gguf_flash::Layout &
     if ((layout.gated && !layout.fused) != (w.gate != nullptr) || layout.fused != pair) {
         refuse(il, "the file's gated or fused key does not fit the architecture; convert the model again");
     }
-    if (type_op == LLM_FFN_SILU && w.gate != nullptr && graph.hparams.swiglu_clamp_shexp[size_t(il)] > 1e-6f) {
+    if (type_op == LLM_FFN_SILU && w.gate != nullptr && il >= 0 &&
+        graph.hparams.swiglu_clamp_shexp[size_t(il)] > 1e-6f) {
         refuse(il, "clamped SwiGLU is not supported");
     }
 }
@@ -202,12 +203,16 @@ ggml_status gguf_flash_compute(ggml_backend_sched_t sched, ggml_cgraph * gf) {
         LLAMA_LOG_ERROR("gguf_flash: %s\n", message.c_str());
         return GGML_STATUS_FAILED;
     }
-    ggml_status status = ggml_backend_sched_graph_compute_async(sched, gf);
+    const ggml_status status = ggml_backend_sched_graph_compute_async(sched, gf);
     for (int i = 0; i < ggml_graph_n_nodes(gf) && status == GGML_STATUS_SUCCESS; ++i) {
         const flash_call * call = call_of(ggml_graph_node(gf, i));
         if (call != nullptr && !call->op.status().ok()) {
+            call->op.model().set_last_error(call->op.status());
             LLAMA_LOG_ERROR("gguf_flash: %s\n", call->op.status().message().c_str());
-            status = GGML_STATUS_FAILED;
+            return GGML_STATUS_FAILED;
+        }
+        if (call != nullptr) {
+            call->op.model().set_last_error({}); // an older failure explains nothing any more
         }
     }
     return status;

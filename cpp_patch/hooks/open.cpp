@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <shared_mutex>
@@ -31,36 +32,16 @@ void apply(Settings & settings, const std::string & name, const std::string & va
     }
 }
 
-// Defaults that the file carries, for the names that are plain strings or integers there.
-void settings_from_file(Settings & settings, const gguf_context * metadata) {
-    for (const char * name : { "ram", "window", "policy", "reader", "depth", "prefill" }) {
-        const int64_t id = gguf_find_key(metadata, (std::string("flash_ffn.") + name).c_str());
-        if (id < 0) {
-            continue;
-        }
-        if (gguf_get_kv_type(metadata, id) == GGUF_TYPE_STRING) {
-            apply(settings, name, gguf_get_val_str(metadata, id));
-        } else if (gguf_get_kv_type(metadata, id) == GGUF_TYPE_UINT32) {
-            apply(settings, name, std::to_string(gguf_get_val_u32(metadata, id)));
-        }
-    }
-}
-
-void settings_from_environment(Settings & settings) {
-    for (const std::string & name : Settings::names()) {
-        std::string variable = "GGUF_FLASH_" + name;
-        std::transform(variable.begin(), variable.end(), variable.begin(), ::toupper);
-        const char * value = std::getenv(variable.c_str());
-        if (value != nullptr && *value != 0) {
-            apply(settings, name, value);
-        }
-    }
+std::string float_text(double value) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "%.17g", value);
+    return text;
 }
 
 std::string text_of(const llama_model_kv_override & o) {
     switch (o.tag) {
         case LLAMA_KV_OVERRIDE_TYPE_INT: return std::to_string(o.val_i64);
-        case LLAMA_KV_OVERRIDE_TYPE_FLOAT: return std::to_string(o.val_f64);
+        case LLAMA_KV_OVERRIDE_TYPE_FLOAT: return float_text(o.val_f64);
         case LLAMA_KV_OVERRIDE_TYPE_BOOL: return o.val_bool ? "true" : "false";
         default: return o.val_str;
     }
@@ -113,6 +94,7 @@ std::vector<ggml_backend_buffer_t> registry_buffers; // of the same index
 } // namespace
 
 gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model & model) {
+    gguf_flash::set_load_error({});
     const char * disable = std::getenv("GGUF_FLASH_DISABLE");
     if ((disable != nullptr && std::string(disable) == "1") || ml.metadata == nullptr ||
         gguf_find_key(ml.metadata, key_version) < 0) {
@@ -126,8 +108,10 @@ gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model 
         }
     }
     Settings settings;
-    settings_from_file(settings, ml.metadata);
-    settings_from_environment(settings);
+    const Status from_environment = settings.set_from_environment();
+    if (!from_environment.ok()) {
+        flash_refuse(from_environment);
+    }
     settings_from_overrides(settings, ml);
     std::string label;
     const std::vector<std::string> paths = open_paths(ml, label);

@@ -3,6 +3,8 @@
 
 #include "gguf_flash/ffn.h"
 
+#include <unistd.h>
+
 namespace gguf_flash {
 
 // Anonymous pages, aligned for direct reads, given back on destruction.
@@ -64,7 +66,7 @@ class Session {
 public:
     explicit Session(std::unique_ptr<Reader> r) : reader(std::move(r)) {}
 
-    std::unique_ptr<Reader> reader;
+    const int pid = getpid();          // a fork's child must not use its parent's ring or threads
     std::vector<uint8_t> xq[2];        // x in the dot product's type: for gate rows, for up rows
     std::vector<uint32_t> last;        // per neuron: 0, or 1 + the last token that selects it
     std::vector<Selected> selection;   // ascending by neuron
@@ -84,6 +86,8 @@ public:
     std::atomic<uint32_t> next{ 0 };  // first item nobody has taken
     std::atomic<uint32_t> ready{ 0 }; // items whose bundles are there
     std::atomic<bool> failed{ false };
+
+    std::unique_ptr<Reader> reader; // last: it may still write into the memory above when it goes
 };
 
 } // namespace gguf_flash

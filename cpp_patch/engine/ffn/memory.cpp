@@ -34,13 +34,28 @@ uint64_t meminfo_available() {
     return unlimited;
 }
 
+// Bytes of files that a cgroup's usage includes and that the kernel gives up when asked for memory.
+// prefix is "total_" in version 1, where plain names leave out the groups below.
+uint64_t file_cache_of(const std::string & folder, const std::string & prefix) {
+    std::ifstream in(folder + "/memory.stat");
+    std::string name;
+    uint64_t n = 0, sum = 0;
+    while (in >> name >> n) {
+        sum += name == prefix + "inactive_file" || name == prefix + "active_file" ? n : 0;
+    }
+    return sum;
+}
+
 // Free bytes under the limit of one cgroup folder and of all above it.
-uint64_t cgroup_available(const std::string & root, std::string path, const char * limit, const char * usage) {
+uint64_t cgroup_available(const std::string & root, std::string path, const char * limit, const char * usage,
+                          const char * stat_prefix) {
     uint64_t least = unlimited;
     for (;;) {
-        const uint64_t max = number_in(root + path + "/" + limit);
-        const uint64_t now = number_in(root + path + "/" + usage);
+        const std::string folder = root + path;
+        const uint64_t max = number_in(folder + "/" + limit);
+        uint64_t now = number_in(folder + "/" + usage);
         if (max != unlimited && now != unlimited) {
+            now -= std::min(now, file_cache_of(folder, stat_prefix));
             least = std::min(least, max > now ? max - now : 0);
         }
         if (path.empty() || path == "/") {
@@ -63,10 +78,10 @@ uint64_t available_memory() {
         }
         const std::string controllers = "," + line.substr(a + 1, b - a - 1) + ",", path = line.substr(b + 1);
         if (controllers == ",,") {
-            least = std::min(least, cgroup_available("/sys/fs/cgroup", path, "memory.max", "memory.current"));
+            least = std::min(least, cgroup_available("/sys/fs/cgroup", path, "memory.max", "memory.current", ""));
         } else if (controllers.find(",memory,") != std::string::npos) {
             least = std::min(least, cgroup_available("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes",
-                                                     "memory.usage_in_bytes"));
+                                                     "memory.usage_in_bytes", "total_"));
         }
     }
     return least;

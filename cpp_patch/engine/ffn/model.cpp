@@ -14,6 +14,9 @@ namespace {
 // A cache below this holds too few neurons to keep the disk busy; asking for less is a mistake.
 constexpr uint32_t least_slots = 64;
 
+// Readers with scratch kept for the next call; more exist only while more calls run at once.
+constexpr size_t kept_sessions = 2;
+
 // What an automatic budget leaves to the KV cache, the compute buffers and everybody else.
 constexpr double automatic_share = 0.75;
 
@@ -127,7 +130,7 @@ Status Model::resolve_budget(double & share) {
     if (settings_.ram_bytes != 0) {
         ram_bytes_ = settings_.ram_bytes;
     } else if (settings_.ram_share > 0) {
-        ram_bytes_ = fixed + uint64_t(settings_.ram_share * double(cache_most));
+        ram_bytes_ = std::max(least, fixed + uint64_t(settings_.ram_share * double(cache_most)));
     } else {
         ram_bytes_ = std::min(fixed + cache_most, uint64_t(automatic_share * double(available_memory())));
     }
@@ -200,18 +203,21 @@ void Model::set_last_error(const Status & status) {
     last_error_ = status;
 }
 
-Status Model::last_error() const {
+Status Model::take_last_error() {
     std::lock_guard<std::mutex> lock(mutex_);
-    return last_error_;
+    return std::exchange(last_error_, Status());
 }
 
 Result<std::unique_ptr<Session>> Model::borrow() {
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (!sessions_.empty()) {
+        while (!sessions_.empty()) {
             std::unique_ptr<Session> session = std::move(sessions_.back());
             sessions_.pop_back();
-            return session;
+            if (session->pid == getpid()) {
+                return session;
+            }
+            session.release(); // its threads and ring are the parent's; ending them here would hang
         }
     }
     Result<std::unique_ptr<Reader>> reader = make_reader(settings_.reader, settings_.depth, faults_);
@@ -223,7 +229,9 @@ Result<std::unique_ptr<Session>> Model::borrow() {
 
 void Model::give_back(std::unique_ptr<Session> session) {
     std::lock_guard<std::mutex> lock(mutex_);
-    sessions_.push_back(std::move(session));
+    if (sessions_.size() < kept_sessions) {
+        sessions_.push_back(std::move(session));
+    }
 }
 
 namespace {

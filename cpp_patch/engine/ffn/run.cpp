@@ -34,7 +34,6 @@ void FfnOp::run(const FfnInput & in, int ith, int nth) {
             session_ = std::move(session.value());
         } else {
             status_ = session.status();
-            model_->set_last_error(status_);
         }
     }
     barrier_.wait(nth);
@@ -186,6 +185,7 @@ void FfnRun::run_stream() {
         barrier();
         if (ith_ == 0) {
             submit_chunk(chunk + stream_buffers);
+            session().reader->flush(); // the device reads on while this chunk's successor computes
         }
         first = end;
     }
@@ -193,7 +193,6 @@ void FfnRun::run_stream() {
 
 void FfnRun::fail(Status status) {
     if (op_.status_.ok()) {
-        op_.model_->set_last_error(status);
         op_.status_ = std::move(status);
     }
     session().failed.store(true, std::memory_order_release);

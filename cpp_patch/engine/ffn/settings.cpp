@@ -61,7 +61,7 @@ Status set_ram(Settings & s, const std::string & value) {
         s.ram_share = std::max(number / 100, 1e-9);
         return {};
     }
-    if (unit_bytes(unit) == 0 || number * unit_bytes(unit) >= 1e18) {
+    if (number <= 0 || unit_bytes(unit) == 0 || number * unit_bytes(unit) >= 1e18) {
         return bad("ram", expected, value);
     }
     s.ram_bytes = uint64_t(number * unit_bytes(unit));
@@ -148,6 +148,19 @@ Status Settings::set(const std::string & name, const std::string & value) {
         return status;
     }
     return { Code::argument, "unknown setting 'flash_ffn." + name + "'" };
+}
+
+Status Settings::set_from_environment() {
+    for (const std::string & name : names()) {
+        std::string variable = "GGUF_FLASH_" + name;
+        std::transform(variable.begin(), variable.end(), variable.begin(), ::toupper);
+        const char * value = std::getenv(variable.c_str());
+        const Status status = value != nullptr && *value != 0 ? set(name, value) : Status();
+        if (!status.ok()) {
+            return { status.code(), status.message() + " in " + variable };
+        }
+    }
+    return {};
 }
 
 } // namespace gguf_flash

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <memory>
 #include <thread>
 
@@ -20,13 +21,21 @@ struct Standalone::LayerWeights {
 
 namespace {
 
-// Runs f(0..n-1), each on a thread of its own, 0 on the caller's.
-void run_threads(int n, const std::function<void(int)> & f) {
+// Runs f(ith, nth) on nth threads, the caller's among them. Fewer than n where the system refuses more:
+// the result does not depend on their number.
+void run_threads(int n, const std::function<void(int, int)> & f) {
+    std::promise<int> started;
+    const std::shared_future<int> nth = started.get_future().share();
     std::vector<std::thread> threads;
-    for (int i = 1; i < n; ++i) {
-        threads.emplace_back(f, i);
+    try {
+        for (int i = 1; i < n; ++i) {
+            threads.emplace_back([&f, nth, i] { f(i, nth.get()); });
+        }
+    } catch (const std::system_error &) {
     }
-    f(0);
+    const int count = int(threads.size()) + 1;
+    started.set_value(count);
+    f(0, count);
     for (std::thread & t : threads) {
         t.join();
     }
@@ -88,7 +97,8 @@ Status Standalone::read(const std::string & name, bool required, std::vector<uin
     to.resize(place->bytes);
     if (!file || fseeko(file.get(), off_t(place->offset), SEEK_SET) != 0 ||
         std::fread(to.data(), 1, to.size(), file.get()) != to.size()) {
-        return { Code::io, "cannot read tensor '" + name + "' of '" + path + "': " + std::strerror(errno) };
+        return { Code::io, "cannot read tensor '" + name + "' of '" + path +
+                               "': " + read_error(file && !std::ferror(file.get()) ? ENODATA : errno) };
     }
     return {};
 }
@@ -147,7 +157,7 @@ Status Standalone::ffn(uint32_t layer, const float * x, uint32_t n_tokens, float
     std::vector<float> scores;
     if (layout.select == Select::gate) {
         scores.resize(size_t(n_tokens) * layout.layers[size_t(index)].n_ff);
-        run_threads(n_threads, [&](int ith) { score(w, x, n_tokens, scores, ith, n_threads); });
+        run_threads(n_threads, [&](int ith, int nth) { score(w, x, n_tokens, scores, ith, nth); });
     }
     FfnInput in;
     in.n_tokens = n_tokens;
@@ -159,7 +169,7 @@ Status Standalone::ffn(uint32_t layer, const float * x, uint32_t n_tokens, float
     in.up_bias = w.up_bias.empty() ? nullptr : w.up_bias.data();
     in.out = out;
     FfnOp op(model_, index);
-    run_threads(n_threads, [&](int ith) { op.run(in, ith, n_threads); });
+    run_threads(n_threads, [&](int ith, int nth) { op.run(in, ith, nth); });
     for (uint32_t t = 0; op.status().ok() && t < n_tokens && !w.down_bias.empty(); ++t) {
         for (uint32_t i = 0; i < layout.n_embd; ++i) {
             out[size_t(t) * layout.n_embd + i] += w.down_bias[i];

@@ -111,7 +111,8 @@ private:
 
     static uint64_t number(const Header & header, const char * key, uint64_t otherwise) {
         const Value * v = header.find(key);
-        return v != nullptr && v->is_integer() && v->numbers[0] >= 0 ? uint64_t(v->numbers[0]) : otherwise;
+        const bool usable = v != nullptr && v->is_integer() && v->numbers[0] >= 0 && v->numbers[0] < double(1 << 30);
+        return usable ? uint64_t(v->numbers[0]) : otherwise;
     }
 
     Status splits() {

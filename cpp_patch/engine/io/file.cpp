@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 namespace gguf_flash {
@@ -22,6 +23,17 @@ uint64_t direct_alignment(int fd) {
     }
 #endif
     return 4096; // kernels before 6.1 do not say; every device accepts its page size
+}
+
+// Some file systems take O_DIRECT and then refuse every read.
+bool direct_reads_work(int fd, uint64_t align) {
+    void * block = nullptr;
+    if (align == 0 || (align & (align - 1)) != 0 || posix_memalign(&block, std::max<size_t>(align, 4096), align) != 0) {
+        return false;
+    }
+    const bool refused = pread(fd, block, align, 0) < 0 && (errno == EINVAL || errno == EOPNOTSUPP);
+    std::free(block);
+    return !refused;
 }
 
 } // namespace
@@ -47,7 +59,7 @@ Result<std::shared_ptr<File>> File::open(const std::string & path, const std::st
 #ifdef O_DIRECT
     if (file->direct_) {
         file->align_ = direct_alignment(file->fd_);
-        if (file->align_ == 0 || (file->align_ & (file->align_ - 1)) != 0) {
+        if (!direct_reads_work(file->fd_, file->align_)) {
             file->direct_ = false;
             file->align_ = 1;
             fcntl(file->fd_, F_SETFL, fcntl(file->fd_, F_GETFL) & ~O_DIRECT);

@@ -15,8 +15,14 @@ namespace {
 class PreadReader final : public Reader {
 public:
     PreadReader(int depth, std::shared_ptr<FaultPlan> faults) : faults_(std::move(faults)) {
-        for (int i = 0; i < depth; ++i) {
-            threads_.emplace_back([this] { work(); });
+        try {
+            for (int i = 0; i < depth; ++i) {
+                threads_.emplace_back([this] { work(); });
+            }
+        } catch (const std::system_error &) {
+            if (threads_.empty()) {
+                throw; // else fewer threads serve as well
+            }
         }
     }
     ~PreadReader() override {

@@ -1,14 +1,14 @@
 // io_uring through its two system calls: one ring, many reads in flight, no thread.
 #include "readers.h"
 
-#ifdef __linux__
+#if defined(__linux__) && __has_include(<linux/io_uring.h>)
 
 #include <linux/io_uring.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <deque>
@@ -99,7 +99,7 @@ public:
         while (n == 0) {
             enter(0);
             n = reap(done, max);
-            if (n == 0 && in_flight_ == 0 && waiting_.empty()) {
+            if (n == 0 && in_flight_ == 0 && waiting_.empty() && refused_.empty()) {
                 return 0;
             }
             if (n == 0) {
@@ -129,8 +129,24 @@ private:
                                min_complete > 0 ? IORING_ENTER_GETEVENTS : 0, nullptr, 0);
         if (n > 0) {
             unsubmitted_ -= uint32_t(n);
+        } else if (n < 0 && errno != EINTR && errno != EAGAIN && errno != EBUSY) {
+            give_up(errno);
+        } // else the entries stay in the ring and go with the next call
+    }
+
+    // The kernel takes no more reads: those it has not seen fail, the others still complete.
+    void give_up(int error) {
+        uint32_t tail = *sq_tail_;
+        for (; unsubmitted_ > 0; --unsubmitted_, --in_flight_) {
+            const io_uring_sqe & sqe = static_cast<io_uring_sqe *>(sqes_.address)[--tail & sq_mask_];
+            waiting_.push_front(reinterpret_cast<ReadOp *>(sqe.user_data));
         }
-        // EINTR, EAGAIN and EBUSY: the entries stay in the ring and go with the next call.
+        store_release(sq_tail_, tail);
+        for (ReadOp * op : waiting_) {
+            op->error = error;
+            refused_.push_back(op);
+        }
+        waiting_.clear();
     }
 
     void prepare(uint32_t tail, ReadOp * op) {
@@ -148,6 +164,9 @@ private:
 
     size_t reap(ReadOp ** done, size_t max) {
         size_t n = 0;
+        for (; n < max && !refused_.empty(); refused_.pop_front()) {
+            done[n++] = refused_.front();
+        }
         uint32_t head = *cq_head_;
         while (n < max && head != load_acquire(cq_tail_)) {
             const io_uring_cqe & cqe = cqes_[head & cq_mask_];
@@ -181,6 +200,7 @@ private:
     uint32_t in_flight_ = 0;   // in the ring or with the kernel
     uint32_t unsubmitted_ = 0; // of these, not yet seen by the kernel
     std::deque<ReadOp *> waiting_;
+    std::deque<ReadOp *> refused_; // failed before the kernel saw them
 };
 
 } // namespace

@@ -2,6 +2,7 @@
 // Multiplication and addition stay separate on purpose (see kernels.h).
 #include "tables.h"
 
+#include <cpuid.h>
 #include <immintrin.h>
 
 namespace gguf_flash {
@@ -113,7 +114,9 @@ void accumulate(const float * w, size_t ld, const float * a, size_t n_rows, floa
 } // namespace
 
 bool cpu_has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    // Not every compiler knows the name "f16c" for __builtin_cpu_supports.
+    unsigned a, b, c, d;
+    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
 
 const Kernels avx2_kernels = { "avx2", axpy_f32, axpy_f16, axpy_bf16, axpy_q8_0, axpy_q4_0, accumulate };

@@ -46,7 +46,7 @@ public:
     // After the last thread has left, status() says whether out is valid; on an error it is zero.
     void run(const FfnInput & in, int ith, int nth);
     const Status & status() const { return status_; }
-    const Model & model() const { return *model_; }
+    Model & model() const { return *model_; }
 
 private:
     friend class FfnRun;

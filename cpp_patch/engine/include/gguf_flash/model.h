@@ -36,6 +36,8 @@ struct Settings {
     // name is "ram" ("200MiB", "60%", plain bytes), "window", "policy", "reader", "depth", "prefill",
     // "threshold", "activation" or "faults". An unknown name or value is Code::argument.
     Status set(const std::string & name, const std::string & value);
+    // Takes every GGUF_FLASH_<NAME> that is set and not empty.
+    Status set_from_environment();
     static const std::vector<std::string> & names();
 };
 
@@ -89,9 +91,9 @@ public:
     Stats stats() const;
     void reset_stats();
 
-    // The last error of any call, kept for callers that see only "decode failed".
+    // Why the last decode failed, for callers that see only "decode failed"; taken once.
     void set_last_error(const Status & status);
-    Status last_error() const;
+    Status take_last_error();
 
     // For FfnOp: a layer's state, and the loan of a reader with scratch memory.
     LayerState & layer(int index) { return *layers_[size_t(index)]; }
