@@ -94,7 +94,7 @@ def _split_strings(body: bytes, count: int) -> Iterable[str]:
 
 
 def _encode_string(text: str) -> bytes:
-    data = text.encode("utf-8")
+    data = text.encode("utf-8", "replace")  # a file name may hold bytes that are no UTF-8
     return struct.pack("<Q", len(data)) + data
 
 

@@ -17,14 +17,16 @@ from gguf_flash.format.layout import FileExtent, FlashLayout, LayerBundle, valid
 
 __all__ = ["read_bundle", "read_layout", "read_part", "read_set"]
 
+_INTEGERS = frozenset("u8 i8 u16 i16 u32 i32 u64 i64".split())
 _SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def _split_number(c: Container, key: str) -> int:
     value = c.kv.get(key)
-    if value is None or value.type in ("str", "arr"):
-        raise reject(19, c.path, f"the split set has no number under '{key}'")
-    return int(value.decode())
+    number = value.decode() if value is not None and value.type in _INTEGERS else -1
+    if not 0 <= number < 1 << 30:
+        raise reject(19, c.path, f"the split set has no usable number under '{key}'")
+    return int(number)
 
 
 def _other_files(first: Container, count: int) -> list[Path]:

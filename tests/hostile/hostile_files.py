@@ -304,6 +304,16 @@ def _(m: Model) -> None:
     m.tensors.append(copy.copy(m.tensors[-1]))
 
 
+def _split_count(name: str, type_name: str, value: Any) -> None:
+    CASES[name] = ("all", lambda m: m.kv.append(("split.count", type_name, value)))
+
+
+_split_count("r19_count_nan", "f32", float("nan"))
+_split_count("r19_count_negative", "i32", -1)
+_split_count("r19_count_bool", "bool", True)
+_split_count("r19_count_huge", "u64", 2**64 - 1)
+
+
 def _split(no: int, count: int, total: int) -> list[tuple[str, str, Any]]:
     return [
         ("split.no", "u16", no),

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gguf_flash import _core
 from gguf_flash.errors import ArgumentError, CorruptFileError, IoError
 from gguf_flash.format import FlashWriter, read_bundle, read_layout, read_part
 from gguf_flash.format.container import Value, encode_value, read_container
@@ -233,6 +234,18 @@ def test_golden_files(path: Path) -> None:
             "crc32": _crc(read_bundle(layout, b.layer)),
         }
         assert found == want
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.gguf")), ids=lambda p: p.stem)
+def test_the_engine_reads_golden_files_alike(path: Path) -> None:
+    expected = json.loads(path.with_suffix(".json").read_text())
+    found = _core.read_layout(str(path))
+    for key in ("version", "select", "activation", "gated", "fused", "n_embd", "align", "parts"):
+        assert found[key] == expected[key]
+    for layer, want in zip(found["layers"], expected["layers"], strict=True):
+        assert Path(layer["file"]) == path and want["file"] == 0
+        for key in ("layer", "n_ff", "stride", "offset", "types"):
+            assert layer[key] == want[key]
 
 
 def test_there_are_golden_files() -> None:

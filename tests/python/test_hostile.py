@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tiny_models import make_dense
 
+from gguf_flash import _core
 from gguf_flash.converters import convert
 from gguf_flash.errors import (
     CorruptFileError,
@@ -32,12 +33,17 @@ CLASSES = {
 }
 
 
+READERS = {"python": read_layout, "engine": lambda path: _core.read_layout(str(path))}
+
+
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("name", HOSTILE["ALL_CASES"])
-def test_rule_is_named(name: str, tmp_path: Path) -> None:
+def test_rule_is_named(name: str, reader: str, tmp_path: Path) -> None:
+    """Both readers refuse with the same rule and the same kind of error."""
     path = HOSTILE["write_case"](tmp_path, name)
     rule = int(name[1:3])
     with pytest.raises(FlashError) as info:
-        read_layout(path)
+        READERS[reader](path)
     message = str(info.value)
     assert message.endswith(f"(SPEC R{rule})"), message
     expected = UnsupportedError if name == "r18_activation" else CLASSES.get(rule)
