@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +67,7 @@ def convert(
 
     ``out`` appears complete or not at all.  Raises a FlashError subclass.
     """
-    src, out = Path(src), Path(out)
+    src, out = Path(src), _followed(Path(out))
     _check_arguments(src, out, select, align)
     kind = _down_type(down_type)
     report = progress or (lambda done, total, what: None)
@@ -80,13 +82,32 @@ def convert(
         return writer.layout
 
 
+def _followed(out: Path) -> Path:
+    """What a symbolic link points at: replacing the link itself would leave the old file there."""
+    return out.resolve() if out.is_symlink() else out
+
+
+def _source_files(src: Path) -> list[Path]:
+    """The files that a conversion of ``src`` reads: of a folder or a split set, all of them."""
+    if src.is_dir():
+        return [f for f in src.iterdir() if f.is_file()]
+    split = re.fullmatch(r"(.*)-\d{5}(-of-\d{5}\.gguf)", src.name)
+    if split:
+        return list(src.parent.glob(f"{glob.escape(split[1])}-?????{split[2]}"))
+    return [src] if src.exists() else []
+
+
 def _check_arguments(src: Path, out: Path, select: str, align: int) -> None:
     if select not in SELECTS:
         raise ArgumentError(f"select 'all' or 'gate' expected, found '{select}'")
     if not 32 <= align <= 65536 or align & (align - 1):
         raise ArgumentError(f"align must be a power of two in 32..65536, found {align}")
-    if out.exists() and src.exists() and out.samefile(src):
-        raise ArgumentError(f"output '{out}' is the source itself; choose another name")
+    if not out.name:
+        raise ArgumentError("the output has an empty name; give --out FILE")
+    if out.exists() and not out.is_file():
+        raise ArgumentError(f"output '{out}' is not a regular file; choose another name")
+    if out.exists() and any(out.samefile(f) for f in _source_files(src)):
+        raise ArgumentError(f"output '{out}' is part of the source; choose another name")
     if not out.parent.is_dir():
         raise IoError(f"cannot write '{out}': folder '{out.parent}' does not exist")
 

@@ -6,11 +6,12 @@ Importing this module imports llama_cpp; `gguf_flash.FlashLlama` does so when it
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gguf_flash.errors import ArgumentError, FlashError
+from gguf_flash.errors import ArgumentError, FlashError, UnsupportedError
 from gguf_flash.llama_log import LlamaLog
 from gguf_flash.runtime import activate
 from gguf_flash.session import decode_error, engine_of
@@ -22,13 +23,21 @@ import llama_cpp  # noqa: E402  (it reads where its libraries are when it is imp
 from llama_cpp import llama_cpp as _api  # noqa: E402
 
 
+def _check_names(llama_kwargs: dict[str, Any]) -> None:
+    """`Llama` swallows unknown keywords, and a misspelled RAM limit with them."""
+    known = inspect.signature(llama_cpp.Llama.__init__).parameters
+    for name in llama_kwargs:
+        if name not in known:
+            raise ArgumentError(f"FlashLlama takes no keyword '{name}'; check its spelling")
+
+
 class FlashLlama(llama_cpp.Llama):
     """A `llama_cpp.Llama` that reads the FFN weights of a flash-GGUF from the SSD.
 
     A dense GGUF works too, as an ordinary `Llama`; its `flash_stats()` is empty.
 
     Args:
-        path: the model.
+        model_path: the model.
         ram: RAM for all weights: bytes, "200MiB", or "60%" of those on flash beside the resident.
         window: tokens whose neurons stay cached under policy "window" (5).
         policy: "budget" (default) or "window".
@@ -38,7 +47,7 @@ class FlashLlama(llama_cpp.Llama):
         threads: for text and prompt; None takes llama-cpp-python's choice.
         llama_kwargs: everything `Llama` takes; its kv_overrides win over the settings above.
 
-    A setting left at None comes from GGUF_FLASH_*, then from the file, then from the engine.
+    A setting left at None comes from GGUF_FLASH_*, then from the engine.
 
     Raises:
         FlashError: the model cannot be loaded, or a read failed during a decode. After a failed
@@ -47,7 +56,7 @@ class FlashLlama(llama_cpp.Llama):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        model_path: str | os.PathLike[str],
         *,
         ram: int | str | None = None,
         window: int | None = None,
@@ -68,12 +77,12 @@ class FlashLlama(llama_cpp.Llama):
         )
         overrides = {**self.settings.overrides(), **(llama_kwargs.pop("kv_overrides", None) or {})}
         check_overrides(overrides)
+        _check_names(llama_kwargs)
         if threads is not None:
             llama_kwargs.setdefault("n_threads", threads)
             llama_kwargs.setdefault("n_threads_batch", threads)
-        llama_kwargs.setdefault("use_mmap", False)
         llama_kwargs.setdefault("verbose", False)
-        self._load(os.fspath(path), kv_overrides=overrides or None, **llama_kwargs)
+        self._load(os.fspath(model_path), kv_overrides=overrides or None, **llama_kwargs)
         self._engine = engine_of(_api, self.model)
 
     def _load(self, path: str, **llama_kwargs: Any) -> None:
@@ -87,6 +96,11 @@ class FlashLlama(llama_cpp.Llama):
             if "Failed to" not in str(error):
                 raise
             raise log.load_error(path) from error
+        if llama_kwargs.get("lora_path") and not self._lora_adapter:
+            raise UnsupportedError(
+                f"cannot use the adapter '{llama_kwargs['lora_path']}' with '{path}':"
+                f" {log.reason() or 'llama.cpp refused it'}; matrices on flash take no LoRA"
+            )
 
     def flash_stats(self) -> dict[str, Any]:
         """The engine's counters, readable at any moment: "total", "layers", "reader", "memory",

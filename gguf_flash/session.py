@@ -40,6 +40,8 @@ def decode_error(model: int, status: int) -> FlashError:
     """The exception for a decode that llama.cpp ended with `status`; raises the engine's own."""
     from gguf_flash import _core
 
+    if status == _NO_ROOM:
+        return ArgumentError("the context is full; make it larger (--ctx, n_ctx)")
     _core.raise_last_error(model)
     return FlashError(f"llama_decode returned {status} and the engine gave no reason")
 
@@ -62,7 +64,7 @@ class Session:
         self._overrides = override_array(self.api, (settings or Settings()).overrides())
         params.kv_overrides = self._overrides
         with self.log:
-            self._model = self.api.llama_model_load_from_file(self.path.encode(), params)
+            self._model = self.api.llama_model_load_from_file(os.fsencode(self.path), params)
         if self._model is None:
             raise self.log.load_error(self.path)
         self._vocab = self.api.llama_model_get_vocab(self._model)
@@ -141,7 +143,7 @@ class Session:
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         """Tokens of `text`, begin token included; `special` reads "<|im_end|>" as one token."""
-        data = text.encode()
+        data = text.encode("utf-8", "surrogateescape")  # an argument's bytes as they were
         room = len(data) + 2
         tokens = (self.api.llama_token * room)()
         count = self.api.llama_tokenize(self._vocab, data, len(data), tokens, room, True, special)
@@ -195,10 +197,6 @@ class Session:
             batch.seq_id[i][0] = 0
             batch.logits[i] = i >= len(tokens) - wanted
         status = self.api.llama_decode(self._context, batch)
-        if status == _NO_ROOM:
-            raise ArgumentError(
-                f"the context is full at token {position + len(tokens)}; give a larger --ctx"
-            )
         if status != 0:
             assert self._model is not None
             raise decode_error(self._model, status)

@@ -20,7 +20,7 @@ _LONGEST_STRING = 127
 class Settings:
     """What a run may choose.
 
-    None leaves a choice to GGUF_FLASH_<NAME>, then to the file, then to the engine.
+    None leaves a choice to GGUF_FLASH_<NAME>, then to the engine.
 
     ram: for all weights, resident ones included: bytes, "200MiB", or "60%" (see `ram_setting`).
     window: tokens whose neurons stay cached under policy "window".

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import signal
+from types import FrameType
 
 import click
 
@@ -31,6 +33,8 @@ class Verbs(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the verb; exit code 2 for a FlashError or a refused file, 130 for Ctrl-C."""
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _end)  # so that temporary files go and children end
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -44,6 +48,10 @@ class Verbs(click.Group):
             click.echo(err=True)
             ctx.exit(_INTERRUPTED)
         ctx.exit(_REFUSED)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _say(message: str) -> None:

@@ -13,7 +13,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 model_argument = click.argument("model", type=click.Path(exists=True, dir_okay=False))
 threads_option = click.option(
-    "--threads", type=click.IntRange(1), help="Threads [default: all this process may use]."
+    "--threads", type=click.IntRange(1, 1024), help="Threads [default: all this process may use]."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 
@@ -30,7 +30,7 @@ def engine_options(function: _Function) -> _Function:
             ),
             click.option(
                 "--window",
-                type=click.IntRange(1),
+                type=click.IntRange(1, 1_000_000),
                 help="Tokens whose neurons stay cached under policy window [default: 5].",
             ),
             click.option(
@@ -44,11 +44,13 @@ def engine_options(function: _Function) -> _Function:
                 type=click.Choice(READERS),
                 help="How the SSD is read [default: auto].",
             ),
-            click.option("--depth", type=click.IntRange(1), help="Reads in flight [default: 32]."),
+            click.option(
+                "--depth", type=click.IntRange(1, 4096), help="Reads in flight [default: 32]."
+            ),
             click.option(
                 "--prefill",
                 type=click.Choice(PREFILLS),
-                help="How a prompt reads a layer [default: auto, by cost].",
+                help="How a prompt reads a layer [default: auto, by what is missing].",
             ),
         )
     ):

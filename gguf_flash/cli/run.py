@@ -16,11 +16,13 @@ from gguf_flash.cli.options import (
 )
 from gguf_flash.sizes import format_size
 
+MOST_TOKENS = 1 << 24  # beyond any model's context; llama.cpp counts in 32 bits
+
 
 @click.command("run")
 @model_argument
 @click.option("--prompt", required=True, help="The text to continue.")
-@click.option("--tokens", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--tokens", type=click.IntRange(1, MOST_TOKENS), default=64, show_default=True)
 @engine_options
 @threads_option
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -33,7 +35,7 @@ from gguf_flash.sizes import format_size
 )
 @click.option(
     "--ctx",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MOST_TOKENS),
     help="Room for prompt and text, in tokens [default: just enough].",
 )
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat format.")
