@@ -42,7 +42,10 @@ def on_stock(stock: Path, *words: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("type_name", ["F16", "Q8_0"])
 def test_predictions(stock: Path, cli: Cli, models: Models, english: Path, type_name: str) -> None:
-    """Within 0.05 % in perplexity, and in KL no further off than llama.cpp from itself."""
+    """In KL no further off than llama.cpp from itself; in perplexity 0.05 %, or as far as that.
+
+    In Q8_0 llama.cpp's own perplexity moves by more than 0.05 % between micro-batches of 16 and 512.
+    """
     dense, flash = models.dense(type_name), models.flash(type_name)
     own = on_stock(
         stock, "perplexity", dense, "--text", english, *CHUNKS,
@@ -52,7 +55,9 @@ def test_predictions(stock: Path, cli: Cli, models: Models, english: Path, type_
         "perplexity", flash, "--text", english, *CHUNKS, "--against", dense, "--ram", "60%"
     )
     assert ours["tokens"] == own["tokens"]
-    assert ours["perplexity"] == pytest.approx(own["against_perplexity"], rel=5e-4)
+    own_change = abs(own["perplexity"] / own["against_perplexity"] - 1)
+    allowed = max(5e-4, own_change if type_name == "Q8_0" else 0.0)
+    assert ours["perplexity"] == pytest.approx(own["against_perplexity"], rel=allowed)
     assert ours["mean_kl"] <= own["mean_kl"]
     assert ours["top1_agreement"] >= own["top1_agreement"] - 0.01
 
