@@ -44,7 +44,7 @@ def on_stock(stock: Path, *words: object) -> dict[str, Any]:
 def test_predictions(stock: Path, cli: Cli, models: Models, english: Path, type_name: str) -> None:
     """In KL no further off than llama.cpp from itself; in perplexity 0.05 %, or as far as that.
 
-    In Q8_0 llama.cpp's own perplexity moves by more than 0.05 % between micro-batches of 16 and 512.
+    In Q8_0 llama.cpp's own moves by more than 0.05 % between micro-batches of 16 and 512.
     """
     dense, flash = models.dense(type_name), models.flash(type_name)
     own = on_stock(
