@@ -1,5 +1,4 @@
 // The arithmetic: dot products of gate and up rows, then down rows added in the order of neurons.
-#include "ggml-cpu.h"
 #include "gguf_flash/kernels.h"
 #include "run.h"
 
@@ -71,14 +70,12 @@ void FfnRun::compute_neuron(uint32_t index, uint32_t first, uint32_t wave) {
 }
 
 float FfnRun::dot(Part part, const PartLayout & layout, const uint8_t * bundle, uint32_t token) const {
-    const ggml_type_traits_cpu * cpu = ggml_get_type_traits_cpu(ggml_type(layout.type));
+    const size_t bytes = dot_input_bytes(layout.type, n_embd_);
     const void * x = in_.x + token * in_.x_stride;
-    if (cpu->vec_dot_type != GGML_TYPE_F32) {
-        x = session().xq[int(part)].data() + token * ggml_row_size(cpu->vec_dot_type, n_embd_);
+    if (bytes != 0) {
+        x = session().xq[int(part)].data() + token * bytes;
     }
-    float sum = 0.0f;
-    cpu->vec_dot(int(n_embd_), &sum, 0, bundle + layout.offset, 0, x, 0, 1);
-    return sum;
+    return dot_row(layout.type, bundle + layout.offset, x, n_embd_);
 }
 
 void FfnRun::my_columns(size_t & first, size_t & n) const {

@@ -28,7 +28,7 @@ private:
 struct LayerState {
     LayerState(const LayerLayout & layout, const File & file, uint32_t n_slots, const Settings & settings);
 
-    // Whether bundles and slots lie on the device's alignment, so that neighbours share a read.
+    // Bytes of a slot: the stride when bundles lie on the device's alignment, else room for sectors around.
     static uint64_t slot_bytes_for(const LayerLayout & layout, uint64_t align);
 
     uint64_t bundle_offset(uint32_t neuron) const { return layout.offset + uint64_t(neuron) * layout.stride; }
@@ -42,7 +42,7 @@ struct LayerState {
     std::mutex lock;
     NeuronCache cache;
     uint64_t slot_bytes;
-    bool aligned;
+    bool aligned; // slots are as large as bundles: neighbours may share a read
     Pages slots;
     Counters counters;
 };

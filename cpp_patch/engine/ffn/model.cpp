@@ -1,5 +1,6 @@
 #include "gguf_flash/model.h"
 
+#include "gguf_flash/round.h"
 #include "layer_state.h"
 #include "memory.h"
 
@@ -19,10 +20,6 @@ constexpr size_t kept_sessions = 2;
 
 // What an automatic budget leaves to the KV cache, the compute buffers and everybody else.
 constexpr double automatic_share = 0.75;
-
-uint64_t round_up(uint64_t n, uint64_t to) {
-    return (n + to - 1) / to * to;
-}
 
 std::string mib(uint64_t bytes) {
     char text[32];
@@ -56,7 +53,7 @@ uint64_t LayerState::slot_bytes_for(const LayerLayout & layout, uint64_t align) 
         return layout.stride;
     }
     // A bundle may begin anywhere in its first sector.
-    return (layout.stride + align - 1) / align * align + align;
+    return round_up(layout.stride, align) + align;
 }
 
 uint64_t stream_chunk_bytes(const LayerLayout & layout) {

@@ -172,7 +172,7 @@ void FfnRun::run_stream() {
             ++end;
         }
         if (ith_ == 0 && await_chunk(chunk)) {
-            admit(first, end);
+            admit(chunk, first, end);
         }
         barrier();
         if (!failed()) {

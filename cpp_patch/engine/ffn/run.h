@@ -28,6 +28,7 @@ private:
     LayerState & state() const { return state_; }
 
     // select.cpp: which neurons
+    size_t x_bytes(Part part) const;
     void reserve_x();     // thread 0
     void quantize_x();    // this thread's tokens
     void mark_selected(); // this thread's neurons
@@ -36,6 +37,7 @@ private:
 
     // wave.cpp: what to read, and the reads (thread 0)
     uint32_t plan_wave(uint32_t first);
+    void offer_items(uint32_t wave);
     bool make_room(uint32_t from);
     void add_miss(uint32_t index);
     void submit_misses();
@@ -48,7 +50,8 @@ private:
     void submit_chunk(uint32_t chunk);
     bool await_chunk(uint32_t chunk);
     void reap_chunks();
-    void admit(uint32_t first, uint32_t end);
+    void admit(uint32_t chunk, uint32_t first, uint32_t end);
+    uint64_t chunk_offset(uint32_t chunk) const;
     uint32_t chunk_neurons() const;
 
     // compute.cpp: all threads

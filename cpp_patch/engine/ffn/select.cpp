@@ -1,5 +1,5 @@
 // Which neurons the tokens of a call select, and in which way to read them.
-#include "ggml-cpu.h"
+#include "gguf_flash/kernels.h"
 #include "run.h"
 
 #include <algorithm>
@@ -13,29 +13,25 @@ constexpr uint32_t stream_tokens = 8;
 
 } // namespace
 
-// Room for x in the type ggml's dot product wants beside each weight type.
+// Bytes of one token's x as the dot products with this part want it; 0: no such part, or floats do.
+size_t FfnRun::x_bytes(Part part) const {
+    const PartLayout * layout = state_.layout.find(part);
+    return layout == nullptr ? 0 : dot_input_bytes(layout->type, n_embd_);
+}
+
 void FfnRun::reserve_x() {
     for (Part part : { Part::gate, Part::up }) {
-        if (const PartLayout * layout = state_.layout.find(part)) {
-            const size_t row = ggml_row_size(ggml_get_type_traits_cpu(ggml_type(layout->type))->vec_dot_type, n_embd_);
-            std::vector<uint8_t> & xq = session().xq[int(part)];
-            xq.resize(std::max(xq.size(), in_.n_tokens * row));
-        }
+        std::vector<uint8_t> & xq = session().xq[int(part)];
+        xq.resize(std::max(xq.size(), in_.n_tokens * x_bytes(part)));
     }
 }
 
 void FfnRun::quantize_x() {
     for (Part part : { Part::gate, Part::up }) {
-        const PartLayout * layout = state_.layout.find(part);
-        const ggml_type type =
-            layout == nullptr ? GGML_TYPE_F32 : ggml_get_type_traits_cpu(ggml_type(layout->type))->vec_dot_type;
-        if (type == GGML_TYPE_F32) {
-            continue; // no such part, or x is used as it is
-        }
-        const ggml_from_float_t convert = ggml_get_type_traits_cpu(type)->from_float;
-        const size_t row = ggml_row_size(type, n_embd_);
-        for (uint32_t t = uint32_t(ith_); t < in_.n_tokens; t += uint32_t(nth_)) {
-            convert(in_.x + t * in_.x_stride, session().xq[int(part)].data() + t * row, n_embd_);
+        const size_t bytes = x_bytes(part);
+        for (uint32_t t = uint32_t(ith_); bytes != 0 && t < in_.n_tokens; t += uint32_t(nth_)) {
+            convert_dot_input(state_.layout.find(part)->type, in_.x + t * in_.x_stride, n_embd_,
+                              session().xq[int(part)].data() + t * bytes);
         }
     }
 }

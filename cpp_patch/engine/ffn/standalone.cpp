@@ -1,6 +1,7 @@
 #include "gguf_flash/standalone.h"
 
 #include "ggml-cpu.h"
+#include "gguf_flash/kernels.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -123,19 +124,17 @@ Status Standalone::read_bias(const std::string & name, uint32_t n, std::vector<f
 void Standalone::score(const LayerWeights & w, const float * x, uint32_t n_tokens, std::vector<float> & scores, int ith,
                        int nth) const {
     const uint32_t n_embd = model_->layout().n_embd, n_ff = uint32_t(scores.size() / n_tokens);
-    const ggml_type_traits_cpu * cpu = ggml_get_type_traits_cpu(ggml_type(w.deciding_type));
     const size_t row = ggml_row_size(ggml_type(w.deciding_type), n_embd);
-    std::vector<uint8_t> converted(ggml_row_size(cpu->vec_dot_type, n_embd));
+    std::vector<uint8_t> converted(dot_input_bytes(w.deciding_type, n_embd));
     const std::vector<float> & bias = model_->layout().gated ? w.gate_bias : w.up_bias;
     for (uint32_t t = 0; t < n_tokens; ++t) {
         const void * xt = x + size_t(t) * n_embd;
-        if (cpu->vec_dot_type != GGML_TYPE_F32) {
-            ggml_get_type_traits_cpu(cpu->vec_dot_type)->from_float(x + size_t(t) * n_embd, converted.data(), n_embd);
+        if (!converted.empty()) {
+            convert_dot_input(w.deciding_type, x + size_t(t) * n_embd, n_embd, converted.data());
             xt = converted.data();
         }
         for (uint32_t i = uint32_t(uint64_t(n_ff) * ith / nth); i < uint64_t(n_ff) * (ith + 1) / nth; ++i) {
-            float sum = 0.0f;
-            cpu->vec_dot(int(n_embd), &sum, 0, w.deciding.data() + i * row, 0, xt, 0, 1);
+            const float sum = dot_row(w.deciding_type, w.deciding.data() + i * row, xt, n_embd);
             scores[size_t(t) * n_ff + i] = sum + (bias.empty() ? 0.0f : bias[i]);
         }
     }

@@ -1,4 +1,5 @@
 // Reading a whole layer in sequence for a prompt. Everything here runs on thread 0.
+#include "gguf_flash/round.h"
 #include "run.h"
 
 #include <algorithm>
@@ -8,6 +9,11 @@ namespace gguf_flash {
 
 uint32_t FfnRun::chunk_neurons() const {
     return uint32_t(stream_chunk_bytes(state_.layout) / state_.layout.stride);
+}
+
+// Where the chunk's read begins: the sector its first bundle lies in.
+uint64_t FfnRun::chunk_offset(uint32_t chunk) const {
+    return round_down(state_.bundle_offset(chunk * chunk_neurons()), state_.file.align());
 }
 
 void FfnRun::submit_chunk(uint32_t chunk) {
@@ -28,12 +34,12 @@ void FfnRun::submit_chunk(uint32_t chunk) {
     ReadOp & op = s.ops[slot];
     op = ReadOp();
     op.file = &state_.file;
-    op.offset = state_.bundle_offset(uint32_t(first)) / align * align;
+    op.offset = chunk_offset(chunk);
     op.needed = state_.bundle_offset(uint32_t(first)) + n * state_.layout.stride - op.offset;
     op.n_segments = 1;
     op.segments = &s.segments[slot];
     op.tag = chunk;
-    op.segments[0] = { s.staging.data() + slot * piece, size_t((op.needed + align - 1) / align * align) };
+    op.segments[0] = { s.staging.data() + slot * piece, size_t(round_up(op.needed, align)) };
     state_.counters.bytes_read += op.segments[0].iov_len;
     state_.counters.requests += 1;
     s.arrived[slot] = false;
@@ -68,26 +74,23 @@ bool FfnRun::await_chunk(uint32_t chunk) {
     return !failed();
 }
 
-// Points the selected neurons of a chunk at their bundles, and keeps as many as free slots take.
-void FfnRun::admit(uint32_t first, uint32_t end) {
+// Points selection[first, end), which lies in chunk, at its bundles, and keeps as many as free slots take.
+void FfnRun::admit(uint32_t chunk, uint32_t first, uint32_t end) {
     Session & s = session();
     const Clock::time_point t = Clock::now();
-    const uint64_t piece = op_.model_->stream_piece();
+    const uint8_t * piece = s.staging.data() + (chunk % stream_buffers) * op_.model_->stream_piece();
+    const uint64_t start = chunk_offset(chunk);
     s.items.clear();
     for (uint32_t i = first; i < end; ++i) {
-        const uint32_t neuron = s.selection[i].neuron, chunk = neuron / chunk_neurons();
-        const uint64_t start =
-            state_.bundle_offset(chunk * chunk_neurons()) / state_.file.align() * state_.file.align();
-        s.rows[i] = s.staging.data() + (chunk % stream_buffers) * piece + (state_.bundle_offset(neuron) - start);
+        const uint32_t neuron = s.selection[i].neuron;
+        s.rows[i] = piece + (state_.bundle_offset(neuron) - start);
         if (state_.cache.slot(neuron) == NeuronCache::none && state_.cache.has_free_slot()) {
             const int32_t slot = state_.cache.acquire(s.selection[i]);
             std::memcpy(state_.slot_data(slot) + state_.lead(neuron), s.rows[i], state_.layout.stride);
         }
         s.items.push_back(i);
     }
-    s.h.resize(std::max<size_t>(s.h.size(), size_t(in_.n_tokens) * (end - first)));
-    s.next.store(0);
-    s.ready.store(uint32_t(s.items.size()), std::memory_order_release);
+    offer_items(end - first);
     mem_ns_ += since(t);
 }
 

@@ -1,4 +1,5 @@
 // Reading the missing neurons of a working set. Everything here runs on thread 0.
+#include "gguf_flash/round.h"
 #include "run.h"
 
 #include <algorithm>
@@ -23,10 +24,9 @@ uint32_t FfnRun::plan_wave(uint32_t first) {
     for (; end < limit; ++end) {
         const Selected selected = s.selection[end];
         const bool hit = state_.cache.slot(selected.neuron) != NeuronCache::none;
-        if (!hit && state_.cache.acquire(selected) == NeuronCache::none) {
-            if (end > first || !make_room(end) || state_.cache.acquire(selected) == NeuronCache::none) {
-                break;
-            }
+        const bool cached = hit || state_.cache.acquire(selected) != NeuronCache::none;
+        if (!cached && (end > first || !make_room(end) || state_.cache.acquire(selected) == NeuronCache::none)) {
+            break;
         }
         s.rows[end] = state_.bundle(selected.neuron);
         if (hit) {
@@ -38,10 +38,16 @@ uint32_t FfnRun::plan_wave(uint32_t first) {
     }
     state_.counters.hits += s.items.size();
     state_.counters.misses += s.misses.size();
-    s.h.resize(std::max<size_t>(s.h.size(), size_t(in_.n_tokens) * (end - first)));
+    offer_items(end - first);
+    return end;
+}
+
+// Lets the other threads take the items listed so far, of a wave of so many neurons.
+void FfnRun::offer_items(uint32_t wave) {
+    Session & s = session();
+    s.h.resize(std::max<size_t>(s.h.size(), size_t(in_.n_tokens) * wave));
     s.next.store(0);
     s.ready.store(uint32_t(s.items.size()), std::memory_order_release);
-    return end;
 }
 
 // Every slot holds a neuron this tick still needs: gives up those whose turn comes last.
@@ -92,7 +98,7 @@ void FfnRun::submit_misses() {
         op.n_segments = int(run.count);
         op.segments = s.segments.data() + run.first;
         op.tag = uint32_t(r);
-        const uint64_t length = state_.aligned ? state_.layout.stride : (op.needed + align - 1) / align * align;
+        const uint64_t length = state_.aligned ? state_.layout.stride : round_up(op.needed, align);
         for (uint32_t i = 0; i < run.count; ++i) {
             const uint32_t missing = s.selection[s.misses[run.first + i]].neuron;
             op.segments[i] = { state_.slot_data(state_.cache.slot(missing)), size_t(length) };

@@ -1,6 +1,7 @@
 #include "gguf_header.h"
 
 #include "ggml.h"
+#include "gguf_flash/round.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -280,7 +281,7 @@ private:
         if (a == 0 || (a & (a - 1)) != 0) {
             return corrupt("general.alignment is not a u32 power of two; convert the model again (SPEC R16)");
         }
-        header_.data_offset = (in_.position() + a - 1) / a * a;
+        header_.data_offset = round_up(in_.position(), a);
         for (TensorInfo & info : header_.tensors) {
             info.aligned = info.offset % a == 0;
             if (__builtin_add_overflow(info.offset, header_.data_offset, &info.offset)) {

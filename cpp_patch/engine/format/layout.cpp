@@ -1,6 +1,7 @@
 #include "gguf_flash/layout.h"
 
 #include "ggml-cpu.h"
+#include "gguf_flash/round.h"
 #include "gguf_header.h"
 
 #include <cmath>
@@ -16,10 +17,6 @@ using format::TensorInfo;
 using format::Value;
 
 constexpr uint64_t part_align = 32; // parts start here, for vector loads
-
-uint64_t round_up(uint64_t n, uint64_t to) {
-    return (n + to - 1) / to * to;
-}
 
 constexpr uint64_t max_n_embd = 1 << 24;
 

@@ -1,4 +1,5 @@
 // What the readers share: progress of one operation, injected faults, choice of a reader.
+#include "gguf_flash/round.h"
 #include "readers.h"
 
 #include <algorithm>
@@ -89,8 +90,7 @@ int64_t FaultPlan::apply(int64_t result, uint64_t align) {
         return -EAGAIN;
     }
     if (short_ != 0 && count % short_ == 0 && result > int64_t(align)) {
-        return int64_t(uint64_t(result) / 2 / align * align) > 0 ? int64_t(uint64_t(result) / 2 / align * align)
-                                                                 : int64_t(align);
+        return int64_t(std::max(round_down(uint64_t(result) / 2, align), align));
     }
     return result;
 }

@@ -31,6 +31,14 @@ std::vector<const Kernels *> available_kernels();
 // The widest, or the one GGUF_FLASH_SIMD names ("scalar", "avx2"); chosen at the first call.
 const Kernels & kernels();
 
+// ggml's dot product of a row of weights with x wants x in a type of its own, which depends on the
+// row's. Bytes of n values in it; 0 when it takes the floats as they are.
+size_t dot_input_bytes(int ggml_type, size_t n);
+// x[0..n) in that type; not for a type that takes floats.
+void convert_dot_input(int ggml_type, const float * x, size_t n, void * out);
+// The product of a row of n values with x, floats or converted as the type wants it.
+float dot_row(int ggml_type, const void * row, const void * x, size_t n);
+
 // Columns of a row may be cut only at multiples of this many values, for any ggml type.
 size_t column_block(int ggml_type);
 // y[0..n) += a * row[first..first+n) for a row of any ggml type; first is a multiple of column_block,

@@ -48,8 +48,8 @@ struct Counters {
     uint64_t misses = 0;   // selected neurons read one by one
     uint64_t evictions = 0;
     uint64_t bytes_read = 0;
-    uint64_t requests = 0;   // reads given to the device
-    uint64_t waves = 0;      // parts a working set larger than the cache was cut into, beyond the first
+    uint64_t requests = 0; // reads given to the device
+    uint64_t waves = 0; // parts beyond the first that a working set was cut into, for the cache or for scratch memory
     uint64_t streamed = 0;   // calls that read the layer in sequence
     uint64_t io_ns = 0;      // waiting for reads with nothing else to do
     uint64_t mem_ns = 0;     // bookkeeping of selection and cache
