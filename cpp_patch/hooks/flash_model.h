@@ -35,6 +35,10 @@ private:
 // caller of llama.cpp, which sees a null pointer only.
 [[noreturn]] void flash_refuse(const gguf_flash::Status & status);
 
-// The flash model a virtual tensor (or a view of one) belongs to, null for every other tensor.
+// The flash model a virtual tensor belongs to, null for every other tensor. In an allocated graph a
+// view of one belongs to it, too.
 gguf_flash_model * flash_model_of(const ggml_tensor * tensor);
-bool any_flash_model();
+
+// A virtual tensor that some node of an allocated graph reads, null if there is none. Our own nodes
+// read none. Looks up all sources under one lock; does nothing when no flash model is open.
+const ggml_tensor * find_virtual_source(ggml_cgraph * gf);

@@ -36,7 +36,7 @@ gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model 
 // A tensor with the shape and type of a bundled matrix, whose data must not be touched; null if the
 // matrix is not bundled. Throws std::runtime_error if the architecture expects another shape.
 ggml_tensor * gguf_flash_virtual_tensor(gguf_flash_model * flash, const std::string & name,
-                                        const std::initializer_list<int64_t> & ne, int flags);
+                                        const std::initializer_list<int64_t> & ne);
 
 // The weights of one build_ffn call, any of them null.
 struct gguf_flash_ffn_weights {

@@ -140,17 +140,14 @@ int collect_sources(const llm_graph_context & graph, const gguf_flash::Layout & 
     return n;
 }
 
-// Every source of every node must be ordinary, or belong to one of our ops.
-const ggml_tensor * stray_virtual_source(ggml_cgraph * gf) {
-    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
-        const ggml_tensor * node = ggml_graph_node(gf, i);
-        for (const ggml_tensor * src : node->src) {
-            if (flash_model_of(src) != nullptr) {
-                return src;
-            }
-        }
+// The first of the graph's calls that failed, else its last; null for a graph without any.
+flash_call * deciding_call(ggml_cgraph * gf) {
+    flash_call * found = nullptr;
+    for (int i = 0; i < ggml_graph_n_nodes(gf) && (found == nullptr || found->op.status().ok()); ++i) {
+        flash_call * call = call_of(ggml_graph_node(gf, i));
+        found = call != nullptr ? call : found;
     }
-    return nullptr;
+    return found;
 }
 
 } // namespace
@@ -192,10 +189,7 @@ ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor 
 }
 
 ggml_status gguf_flash_compute(ggml_backend_sched_t sched, ggml_cgraph * gf) {
-    if (!any_flash_model()) {
-        return ggml_backend_sched_graph_compute_async(sched, gf);
-    }
-    if (const ggml_tensor * stray = stray_virtual_source(gf)) {
+    if (const ggml_tensor * stray = find_virtual_source(gf)) {
         const std::string message = "tensor '" + std::string(stray->name) +
                                     "' is on flash, but this architecture "
                                     "reads it outside build_ffn; run the dense model";
@@ -204,16 +198,14 @@ ggml_status gguf_flash_compute(ggml_backend_sched_t sched, ggml_cgraph * gf) {
         return GGML_STATUS_FAILED;
     }
     const ggml_status status = ggml_backend_sched_graph_compute_async(sched, gf);
-    for (int i = 0; i < ggml_graph_n_nodes(gf) && status == GGML_STATUS_SUCCESS; ++i) {
-        const flash_call * call = call_of(ggml_graph_node(gf, i));
-        if (call != nullptr && !call->op.status().ok()) {
-            call->op.model().set_last_error(call->op.status());
-            LLAMA_LOG_ERROR("gguf_flash: %s\n", call->op.status().message().c_str());
-            return GGML_STATUS_FAILED;
-        }
-        if (call != nullptr) {
-            call->op.model().set_last_error({}); // an older failure explains nothing any more
-        }
+    flash_call * call = status == GGML_STATUS_SUCCESS ? deciding_call(gf) : nullptr;
+    if (call == nullptr) {
+        return status;
     }
-    return status;
+    call->op.model().set_last_error(call->op.status()); // an older failure explains nothing any more
+    if (call->op.status().ok()) {
+        return status;
+    }
+    LLAMA_LOG_ERROR("gguf_flash: %s\n", call->op.status().message().c_str());
+    return GGML_STATUS_FAILED;
 }

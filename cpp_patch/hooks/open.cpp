@@ -25,8 +25,7 @@ using gguf_flash::Status;
 
 constexpr const char * key_version = "flash_ffn.version";
 
-void apply(Settings & settings, const std::string & name, const std::string & value) {
-    const Status status = settings.set(name, value);
+void or_refuse(const Status & status) {
     if (!status.ok()) {
         flash_refuse(status);
     }
@@ -51,7 +50,7 @@ void settings_from_overrides(Settings & settings, const llama_model_loader & ml)
     const std::string prefix = "flash_ffn.";
     for (const auto & [key, value] : ml.kv_overrides) {
         if (key.rfind(prefix, 0) == 0) {
-            apply(settings, key.substr(prefix.size()), text_of(value));
+            or_refuse(settings.set(key.substr(prefix.size()), text_of(value)));
         }
     }
 }
@@ -108,17 +107,12 @@ gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model 
         }
     }
     Settings settings;
-    const Status from_environment = settings.set_from_environment();
-    if (!from_environment.ok()) {
-        flash_refuse(from_environment);
-    }
+    or_refuse(settings.set_from_environment());
     settings_from_overrides(settings, ml);
     std::string label;
     const std::vector<std::string> paths = open_paths(ml, label);
     auto engine = gguf_flash::Model::open(paths, label, settings, !ml.no_alloc);
-    if (!engine.ok()) {
-        flash_refuse(engine.status());
-    }
+    or_refuse(engine.status());
     take_bundles(ml, engine.value()->layout());
     ml.use_mmap = false;
     const bool chosen = settings.activation != gguf_flash::Activation::from_graph || activation_was_chosen(ml);
@@ -131,8 +125,7 @@ gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model 
 }
 
 ggml_tensor * gguf_flash_virtual_tensor(gguf_flash_model * flash, const std::string & name,
-                                        const std::initializer_list<int64_t> & ne, int flags) {
-    GGML_UNUSED(flags);
+                                        const std::initializer_list<int64_t> & ne) {
     return flash == nullptr ? nullptr : flash->virtual_tensor(name, ne);
 }
 
@@ -241,16 +234,27 @@ ggml_tensor * gguf_flash_model::virtual_tensor(const std::string & name, const s
     return tensor;
 }
 
-gguf_flash_model * flash_model_of(const ggml_tensor * tensor) {
+static gguf_flash_model * owner_locked(const ggml_tensor * tensor) {
     if (tensor == nullptr || tensor->buffer == nullptr) {
         return nullptr;
     }
-    std::shared_lock<std::shared_mutex> lock(registry_mutex);
     const auto at = std::find(registry_buffers.begin(), registry_buffers.end(), tensor->buffer);
     return at == registry_buffers.end() ? nullptr : registry[size_t(at - registry_buffers.begin())];
 }
 
-bool any_flash_model() {
+gguf_flash_model * flash_model_of(const ggml_tensor * tensor) {
     std::shared_lock<std::shared_mutex> lock(registry_mutex);
-    return !registry.empty();
+    return owner_locked(tensor);
+}
+
+const ggml_tensor * find_virtual_source(ggml_cgraph * gf) {
+    std::shared_lock<std::shared_mutex> lock(registry_mutex);
+    for (int i = 0; !registry.empty() && i < ggml_graph_n_nodes(gf); ++i) {
+        for (const ggml_tensor * src : ggml_graph_node(gf, i)->src) {
+            if (owner_locked(src) != nullptr) {
+                return src;
+            }
+        }
+    }
+    return nullptr;
 }
