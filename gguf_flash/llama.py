@@ -43,7 +43,7 @@ class FlashLlama(llama_cpp.Llama):
         policy: "budget" (default) or "window".
         reader: "auto" (default), "io_uring" or "pread".
         depth: reads in flight (32).
-        prefill: how a prompt reads a layer; "auto" (default) chooses by cost.
+        prefill: how a prompt reads a layer; "auto" (default) goes by what is missing.
         threads: for text and prompt; None takes llama-cpp-python's choice.
         llama_kwargs: everything `Llama` takes; its kv_overrides win over the settings above.
 

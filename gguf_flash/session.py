@@ -126,11 +126,6 @@ class Session:
         self._batch = api.llama_batch_init(n_batch, 0, 1)
 
     @property
-    def n_ctx_train(self) -> int:
-        """The longest context the model was trained for, in tokens."""
-        return int(self.api.llama_model_n_ctx_train(self._model))
-
-    @property
     def bos(self) -> int | None:
         """The token that llama.cpp puts first, None if this model has none."""
         if not self.api.llama_vocab_get_add_bos(self._vocab):

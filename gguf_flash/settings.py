@@ -27,7 +27,7 @@ class Settings:
     policy: "budget" or "window".
     reader: "auto", "io_uring" or "pread".
     depth: reads in flight.
-    prefill: how a prompt reads a layer: "select" neurons, "stream" it whole, or "auto", by cost.
+    prefill: how a prompt reads a layer: "select" neurons, "stream" it whole, or "auto".
     """
 
     ram: int | str | None = None
@@ -37,15 +37,16 @@ class Settings:
     depth: int | None = None
     prefill: str | None = None
 
+    def chosen(self) -> dict[str, int | str]:
+        """The settings that are not None, as the engine takes them. Raises ArgumentError."""
+        found = {name: value for name, value in vars(self).items() if value is not None}
+        if "ram" in found:
+            found["ram"] = ram_setting(found["ram"])
+        return found
+
     def overrides(self) -> dict[str, int | str]:
         """The `kv_overrides` that llama.cpp hands to the engine. Raises ArgumentError."""
-        found: dict[str, int | str] = {}
-        if self.ram is not None:
-            found["flash_ffn.ram"] = ram_setting(self.ram)
-        for name in ("window", "policy", "reader", "depth", "prefill"):
-            value = getattr(self, name)
-            if value is not None:
-                found[f"flash_ffn.{name}"] = value
+        found = {f"flash_ffn.{name}": value for name, value in self.chosen().items()}
         check_overrides(found)
         return found
 

@@ -25,7 +25,9 @@ from gguf_flash.format.layout import ACTIVATIONS
 )
 @click.option("--down-type", help="Type of the down rows [default: the source's, f16 if quantized]")
 @click.option("--activation", type=click.Choice(ACTIVATIONS), help="Overrides the model's own.")
-@click.option("--align", type=int, default=512, show_default=True, help="Bundle stride in bytes.")
+@click.option(
+    "--align", type=int, default=512, show_default=True, help="Multiple for the bundle stride."
+)
 @click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def command(

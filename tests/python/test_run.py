@@ -174,6 +174,16 @@ def test_open_model(tiny: tuple[Path, Path]) -> None:
     assert model.stats()["total"]["bytes_read"] > 0
 
 
+def test_open_model_takes_the_environment(
+    tiny: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a model inside llama.cpp does; an argument is stronger."""
+    monkeypatch.setenv("GGUF_FLASH_POLICY", "window")
+    monkeypatch.setenv("GGUF_FLASH_WINDOW", "3")
+    settings = gguf_flash.open_model(tiny[1], window=7).stats()["settings"]
+    assert settings["policy"] == "window" and settings["window"] == 7
+
+
 def test_open_model_from_several_threads(tiny: tuple[Path, Path]) -> None:
     model = gguf_flash.open_model(tiny[1], ram="60%")
     x = np.random.default_rng(0).standard_normal((3, model.n_embd), dtype=np.float32)
