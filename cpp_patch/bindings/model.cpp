@@ -30,6 +30,7 @@ py::dict to_dict(const Counters & c) {
     d["requests"] = c.requests;
     d["waves"] = c.waves;
     d["streamed"] = c.streamed;
+    d["predictor_ns"] = c.predictor_ns;
     d["io_ns"] = c.io_ns;
     d["mem_ns"] = c.mem_ns;
     d["compute_ns"] = c.compute_ns;
@@ -73,7 +74,7 @@ py::dict stats(const PyModel & self) {
     return out;
 }
 
-Floats ffn(const PyModel & self, uint32_t layer, const Floats & x, int threads) {
+void check_call(const PyModel & self, const Floats & x) {
     if (self.standalone == nullptr) {
         raise_if_failed(
             { Code::argument, "this model runs inside llama.cpp; open the file with open_model to call ffn" });
@@ -85,6 +86,10 @@ Floats ffn(const PyModel & self, uint32_t layer, const Floats & x, int threads) 
                                   std::to_string(x.ndim()) + " dimensions" +
                                   (x.ndim() == 2 ? " and " + std::to_string(x.shape(1)) + " columns" : "") });
     }
+}
+
+Floats ffn(const PyModel & self, uint32_t layer, const Floats & x, int threads) {
+    check_call(self, x);
     Floats out({ x.shape(0), x.shape(1) });
     const float * from = x.data();
     float * to = out.mutable_data();
@@ -94,6 +99,16 @@ Floats ffn(const PyModel & self, uint32_t layer, const Floats & x, int threads) 
         status = self.standalone->ffn(layer, from, uint32_t(x.shape(0)), to, threads);
     }
     raise_if_failed(status);
+    return out;
+}
+
+Floats scores(const PyModel & self, uint32_t layer, const Floats & x, int threads) {
+    check_call(self, x);
+    std::vector<float> values;
+    raise_if_failed(self.standalone->scores(layer, x.data(), uint32_t(x.shape(0)), values, threads));
+    const py::ssize_t n = x.shape(0);
+    Floats out({ n, n == 0 ? 0 : py::ssize_t(values.size()) / n });
+    std::copy(values.begin(), values.end(), out.mutable_data());
     return out;
 }
 
@@ -156,12 +171,15 @@ void init_model(py::module_ & m) {
         .def("n_ff", &n_ff, py::arg("layer"), "Number of neurons of a layer.")
         .def("ffn", &ffn, py::arg("layer"), py::arg("x"), py::arg("threads") = 1,
              "FFN of one layer: float32 (n_tokens, n_embd) in and out, biases included. Releases the GIL.")
+        .def("scores", &scores, py::arg("layer"), py::arg("x"), py::arg("threads") = 1,
+             "What selects a layer's neurons: float32 (n_tokens, n_ff), in gate mode the deciding matrix's output, in "
+             "predictor mode the predictor's scores; no columns in mode all.")
         .def("stats", &stats, "Counters since the start or the last reset, per layer and in total.")
         .def(
             "reset_stats", [](const PyModel & s) { s.model->reset_stats(); }, py::call_guard<py::gil_scoped_release>());
     m.def("open_model", &open_model, py::arg("path"),
           "Opens a flash-GGUF without llama.cpp. Keywords: ram, window, policy, reader, depth, prefill, threshold, "
-          "activation, faults; values as in the flash_ffn.* settings. None leaves the default.");
+          "predictor_threshold, activation, faults; values as in the flash_ffn.* settings. None leaves the default.");
     m.def("attached", &attached_model, py::arg("owner"), "The engine inside the llama_model at this address, or None.");
     m.def("raise_last_error", &raise_last_error, py::arg("owner"),
           "Raises the last error of the engine inside the llama_model at this address, if there was one.");

@@ -7,18 +7,34 @@
 #include "gguf_flash/model.h"
 
 #include <map>
+#include <vector>
 
-// Owned by llama_model::impl. Virtual tensors point at address space that is reserved and never
-// readable: the scheduler sees weights that have a buffer, and a stray access faults at once.
+// Owned by llama_model::impl.
 struct gguf_flash_model {
-    gguf_flash_model(const llama_model & owner, std::shared_ptr<gguf_flash::Model> engine, bool chosen);
-    ~gguf_flash_model();
+    virtual ~gguf_flash_model() = default;
+    // See gguf_flash_virtual_tensor.
+    virtual ggml_tensor * virtual_tensor(const std::string & name, const std::initializer_list<int64_t> & ne) = 0;
+};
 
-    ggml_tensor * virtual_tensor(const std::string & name, const std::initializer_list<int64_t> & ne);
+// The weights of one layer's predictor, in RAM.
+struct flash_predictor {
+    ggml_tensor *a, *b, *bias;
+};
+
+// A model whose FFN weights are on flash. Virtual tensors point at address space that is reserved and
+// never readable: the scheduler sees weights that have a buffer, and a stray access faults at once.
+struct flash_model : gguf_flash_model {
+    flash_model(const llama_model & owner, std::shared_ptr<gguf_flash::Model> engine, bool chosen);
+    ~flash_model() override;
+
+    ggml_tensor * virtual_tensor(const std::string & name, const std::initializer_list<int64_t> & ne) override;
+    // Predictor mode: makes the predictors' tensors and, unless no_alloc, reads their data.
+    void load_predictors(bool no_alloc);
 
     const llama_model * owner;
     std::shared_ptr<gguf_flash::Model> engine;
-    bool activation_chosen; // by the model or the user, not by the converter's table
+    bool activation_chosen;                  // by the model or the user, not by the converter's table
+    std::vector<flash_predictor> predictors; // one per bundled layer, or none
 
 private:
     struct expected_shape;
@@ -29,6 +45,8 @@ private:
     ggml_context_ptr ctx;
     ggml_backend_buffer_ptr buffer;
     std::map<std::string, ggml_tensor *> tensors;
+    ggml_context_ptr predictor_ctx;
+    ggml_backend_buffer_ptr predictor_buffer;
 };
 
 // Throws what llama.cpp logs as the reason of a failed load or context, and keeps the status for the
@@ -37,7 +55,7 @@ private:
 
 // The flash model a virtual tensor belongs to, null for every other tensor. In an allocated graph a
 // view of one belongs to it, too.
-gguf_flash_model * flash_model_of(const ggml_tensor * tensor);
+flash_model * flash_model_of(const ggml_tensor * tensor);
 
 // A virtual tensor that some node of an allocated graph reads, null if there is none. Our own nodes
 // read none. Looks up all sources under one lock; does nothing when no flash model is open.

@@ -7,8 +7,8 @@
 //   llama_context::graph_compute         gguf_flash_compute
 //   llama_model_save_to_file             gguf_flash_refuse_save
 //
-// For a file that is not a flash-GGUF, and for every file when GGUF_FLASH_DISABLE=1, each hook does
-// nothing: the first returns null, which makes the others step aside.
+// For a file that is not a flash-GGUF and names no activation of its own, and for every file when
+// GGUF_FLASH_DISABLE=1, each hook does nothing: the first returns null, which makes the others step aside.
 #pragma once
 
 #include "ggml-backend.h"
@@ -18,7 +18,7 @@
 #include <memory>
 #include <string>
 
-struct gguf_flash_model; // the engine of one llama_model, and its virtual tensors
+struct gguf_flash_model; // what the hooks keep for one llama_model
 struct llama_model;
 struct llama_model_loader;
 struct llm_graph_context;
@@ -28,9 +28,10 @@ struct gguf_flash_model_deleter {
 };
 using gguf_flash_model_ptr = std::unique_ptr<gguf_flash_model, gguf_flash_model_deleter>;
 
-// Opens the flash section if ml has one: takes the bundles out of ml's list of tensors, so that
-// nothing loads them, and turns mmap off (a mapping of the whole file would fill RAM with bundles).
-// Throws std::runtime_error, which llama.cpp reports as a failed load.
+// Opens the flash section if ml has one: takes bundles and predictors out of ml's list of tensors, so
+// that it does not load them, and turns mmap off (a mapping of the whole file would fill RAM with
+// bundles). Of a dense file it notes the activation that the key <arch>.hidden_activation or a setting
+// asks for. Throws std::runtime_error, which llama.cpp reports as a failed load.
 gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model & model);
 
 // A tensor with the shape and type of a bundled matrix, whose data must not be touched; null if the
@@ -46,9 +47,9 @@ struct gguf_flash_ffn_weights {
     ggml_tensor * act_scales;
 };
 
-// The FFN's output computed by the engine, or null if none of the weights is virtual. type_op and
-// type_gate are llm_ffn_op_type and llm_ffn_gate_type. Throws std::runtime_error for an FFN the
-// engine does not compute.
+// The FFN's output computed by the engine; that of a dense FFN if the model asks for another activation
+// than type_op; else null. type_op and type_gate are llm_ffn_op_type and llm_ffn_gate_type. Throws
+// std::runtime_error for an FFN that cannot be computed so.
 ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor * cur, const gguf_flash_ffn_weights & w,
                                    int type_op, int type_gate, int il);
 

@@ -1,4 +1,5 @@
 // Graph: every bundled FFN becomes one custom op on all threads.
+#include "activation.h"
 #include "flash_model.h"
 
 #include "gguf_flash/ffn.h"
@@ -7,6 +8,7 @@
 #include "llama-impl.h"
 #include "llama-model.h"
 
+#include <chrono>
 #include <cstring>
 
 namespace {
@@ -22,7 +24,7 @@ using gguf_flash::Activation;
 // it depends on the micro-batch, so the graph may be reused.
 class flash_call : public llm_graph_input_i {
 public:
-    flash_call(gguf_flash_model & flash, int index) : op(flash.engine, index) {}
+    flash_call(flash_model & flash, int index) : op(flash.engine, index) {}
 
     void set_input(const llama_ubatch * ubatch) override { GGML_UNUSED(ubatch); }
     bool can_reuse(const llm_graph_params & params) override {
@@ -34,7 +36,15 @@ public:
     Activation activation = Activation::from_graph;
     // Indices into the op's sources, 0 when absent: source 0 is the FFN's input.
     int scores = 0, gate_bias = 0, up_bias = 0;
+    std::chrono::steady_clock::time_point scoring; // when this call's predictor began; unset without one
 };
+
+// The identity: notes when the predictor, whose first input it makes, begins.
+void begin_scoring(ggml_tensor *, const ggml_tensor *, int ith, int, void * userdata) {
+    if (ith == 0) {
+        static_cast<flash_call *>(userdata)->scoring = std::chrono::steady_clock::now();
+    }
+}
 
 const float * source(const ggml_tensor * dst, int i) {
     return i == 0 ? nullptr : static_cast<const float *>(dst->src[i]->data);
@@ -49,6 +59,10 @@ void run_flash_ffn(ggml_tensor * dst, int ith, int nth, void * userdata) {
     in.x_stride = x->nb[1] / sizeof(float);
     in.scores = source(dst, call.scores);
     in.scores_stride = call.scores == 0 ? 0 : dst->src[call.scores]->nb[1] / sizeof(float);
+    if (ith == 0 && call.scoring.time_since_epoch().count() != 0) {
+        const auto took = std::chrono::steady_clock::now() - call.scoring;
+        in.predictor_ns = uint64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(took).count());
+    }
     in.gate_bias = source(dst, call.gate_bias);
     in.up_bias = source(dst, call.up_bias);
     in.out = static_cast<float *>(dst->data);
@@ -68,19 +82,6 @@ flash_call * call_of(const ggml_tensor * node) {
     std::memcpy(&fun, node->op_params, sizeof(fun));
     std::memcpy(&userdata, reinterpret_cast<const char *>(node->op_params) + 2 * sizeof(void *), sizeof(userdata));
     return fun == run_flash_ffn ? static_cast<flash_call *>(userdata) : nullptr;
-}
-
-Activation activation_of(int type_op) {
-    switch (type_op) {
-        case LLM_FFN_SILU:
-        case LLM_FFN_SWIGLU: return Activation::silu;
-        case LLM_FFN_GELU:
-        case LLM_FFN_GEGLU: return Activation::gelu;
-        case LLM_FFN_RELU:
-        case LLM_FFN_REGLU: return Activation::relu;
-        case LLM_FFN_RELU_SQR: return Activation::relu_sqr;
-        default: return Activation::from_graph;
-    }
 }
 
 void check_supported(const llm_graph_context & graph, const gguf_flash::Layout & layout,
@@ -108,10 +109,21 @@ ggml_tensor * as_f32(const llm_graph_context & graph, ggml_tensor * t) {
     return t->type == GGML_TYPE_F32 ? t : ggml_cast(graph.ctx0, t, GGML_TYPE_F32);
 }
 
-// The sources of the op, in the order call records; at most input, scores and one bias, or two biases.
-int collect_sources(const llm_graph_context & graph, const gguf_flash::Layout & layout,
+// The predictor's scores, B relu(A x) + b (paper, section 3.1).
+ggml_tensor * predicted_scores(const llm_graph_context & graph, const flash_predictor & p, ggml_tensor * cur,
+                               flash_call & call, int il) {
+    ggml_tensor * x = ggml_map_custom1_inplace(graph.ctx0, cur, begin_scoring, 1, &call);
+    ggml_tensor * hidden = ggml_relu(graph.ctx0, ggml_mul_mat(graph.ctx0, p.a, x));
+    ggml_tensor * scores = ggml_add(graph.ctx0, ggml_mul_mat(graph.ctx0, p.b, hidden), p.bias);
+    graph.cb(scores, "ffn_pred", il);
+    return scores;
+}
+
+// The sources of the op, in the order call records: at most input, scores and two biases.
+int collect_sources(const llm_graph_context & graph, const flash_model & flash, int index,
                     const gguf_flash_ffn_weights & w, ggml_tensor * cur, flash_call & call, ggml_tensor ** args,
                     int il) {
+    const gguf_flash::Layout & layout = flash.engine->layout();
     int n = 0;
     args[n++] = cur;
     auto add = [&](ggml_tensor * t) {
@@ -127,6 +139,9 @@ int collect_sources(const llm_graph_context & graph, const gguf_flash::Layout & 
         call.scores = add(scores);
         call.up_bias = layout.gated && w.up_b != nullptr ? add(w.up_b) : 0;
         return n;
+    }
+    if (layout.select == gguf_flash::Select::predictor) {
+        call.scores = add(predicted_scores(graph, flash.predictors[size_t(index)], cur, call, il));
     }
     if (layout.fused && w.up_b != nullptr) { // as the matrix: the gate's half, then up's
         ggml_tensor * both = as_f32(graph, w.up_b);
@@ -154,12 +169,12 @@ flash_call * deciding_call(ggml_cgraph * gf) {
 
 ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor * cur, const gguf_flash_ffn_weights & w,
                                    int type_op, int type_gate, int il) {
-    gguf_flash_model * flash = nullptr;
+    flash_model * flash = nullptr;
     for (const ggml_tensor * t : { w.down, w.up, w.gate }) {
         flash = flash != nullptr ? flash : flash_model_of(t);
     }
     if (flash == nullptr) {
-        return nullptr;
+        return dense_ffn(graph, cur, w, type_op, type_gate, il);
     }
     const gguf_flash::Layout & layout = flash->engine->layout();
     check_supported(graph, layout, w, type_op, type_gate, il);
@@ -172,12 +187,13 @@ ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor 
     // The name carries the block: il counts graph layers, which need not be blocks.
     unsigned block = 0;
     sscanf(w.down->name, "blk.%u.", &block);
-    auto call = std::make_unique<flash_call>(*flash, flash->engine->index_of(block));
+    const int index = flash->engine->index_of(block);
+    auto call = std::make_unique<flash_call>(*flash, index);
     call->activation = wanted;
 
     cur = ggml_is_contiguous(cur) ? cur : ggml_cont(graph.ctx0, cur);
     ggml_tensor * args[4];
-    const int n_args = collect_sources(graph, layout, w, cur, *call, args, il);
+    const int n_args = collect_sources(graph, *flash, index, w, cur, *call, args, il);
     ggml_tensor * out = ggml_custom_4d(graph.ctx0, GGML_TYPE_F32, cur->ne[0], cur->ne[1], cur->ne[2], cur->ne[3], args,
                                        n_args, run_flash_ffn, GGML_N_TASKS_MAX, call.get());
     graph.res->add_input(std::move(call));

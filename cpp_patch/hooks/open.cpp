@@ -1,4 +1,5 @@
 // Loading: settings, the engine, virtual tensors.
+#include "activation.h"
 #include "flash_model.h"
 
 #include "llama-impl.h"
@@ -67,9 +68,13 @@ std::vector<std::string> open_paths(const llama_model_loader & ml, std::string &
     return paths;
 }
 
-// The bundles leave the loader's list; each counts as the weights it holds.
-void take_bundles(llama_model_loader & ml, const gguf_flash::Layout & layout) {
+// Bundles and predictors leave the loader's list; a bundle counts as the weights it holds.
+void take_tensors(llama_model_loader & ml, const gguf_flash::Layout & layout) {
     for (const gguf_flash::LayerLayout & layer : layout.layers) {
+        const gguf_flash::PredictorNames predictor(layer.layer);
+        for (const std::string & name : { predictor.a, predictor.b, predictor.bias }) {
+            ml.n_tensors -= layout.select == gguf_flash::Select::predictor ? int(ml.weights_map.erase(name)) : 0;
+        }
         ml.weights_map.erase(gguf_flash::bundle_name(layer.layer));
         ml.n_tensors -= 1;
         ml.n_elements -= layer.stride * layer.n_ff;
@@ -87,7 +92,7 @@ bool activation_was_chosen(const llama_model_loader & ml) {
 }
 
 std::shared_mutex registry_mutex;
-std::vector<gguf_flash_model *> registry;
+std::vector<flash_model *> registry;
 std::vector<ggml_backend_buffer_t> registry_buffers; // of the same index
 
 } // namespace
@@ -95,9 +100,14 @@ std::vector<ggml_backend_buffer_t> registry_buffers; // of the same index
 gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model & model) {
     gguf_flash::set_load_error({});
     const char * disable = std::getenv("GGUF_FLASH_DISABLE");
-    if ((disable != nullptr && std::string(disable) == "1") || ml.metadata == nullptr ||
-        gguf_find_key(ml.metadata, key_version) < 0) {
+    if ((disable != nullptr && std::string(disable) == "1") || ml.metadata == nullptr) {
         return nullptr;
+    }
+    Settings settings;
+    or_refuse(settings.set_from_environment());
+    settings_from_overrides(settings, ml);
+    if (gguf_find_key(ml.metadata, key_version) < 0) {
+        return dense_activation(ml, model, settings);
     }
     for (const llama_device & device : model.devices) {
         if (std::string(ggml_backend_dev_name(device.dev)).rfind("RPC", 0) == 0) {
@@ -106,14 +116,11 @@ gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model 
                            "devices" });
         }
     }
-    Settings settings;
-    or_refuse(settings.set_from_environment());
-    settings_from_overrides(settings, ml);
     std::string label;
     const std::vector<std::string> paths = open_paths(ml, label);
     auto engine = gguf_flash::Model::open(paths, label, settings, !ml.no_alloc);
     or_refuse(engine.status());
-    take_bundles(ml, engine.value()->layout());
+    take_tensors(ml, engine.value()->layout());
     ml.use_mmap = false;
     const bool chosen = settings.activation != gguf_flash::Activation::from_graph || activation_was_chosen(ml);
     const gguf_flash::Stats stats = engine.value()->stats();
@@ -121,7 +128,9 @@ gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model 
         "load_tensors: flash-GGUF %s, reader %s, %.1f MiB resident, %.1f MiB neuron cache, %.1f MiB on flash\n",
         label.c_str(), stats.reader.c_str(), double(stats.resident_bytes) / (1 << 20),
         double(stats.cache_bytes) / (1 << 20), double(engine.value()->layout().bundle_bytes()) / (1 << 20));
-    return gguf_flash_model_ptr(new gguf_flash_model(model, engine.value(), chosen));
+    auto flash = std::make_unique<flash_model>(model, engine.value(), chosen);
+    flash->load_predictors(ml.no_alloc);
+    return gguf_flash_model_ptr(flash.release());
 }
 
 ggml_tensor * gguf_flash_virtual_tensor(gguf_flash_model * flash, const std::string & name,
@@ -147,12 +156,12 @@ void gguf_flash_model_deleter::operator()(gguf_flash_model * model) const {
     delete model;
 }
 
-struct gguf_flash_model::expected_shape {
+struct flash_model::expected_shape {
     int64_t ne0, ne1;
     ggml_type type;
 };
 
-gguf_flash_model::gguf_flash_model(const llama_model & owner, std::shared_ptr<gguf_flash::Model> engine, bool chosen)
+flash_model::flash_model(const llama_model & owner, std::shared_ptr<gguf_flash::Model> engine, bool chosen)
     : owner(&owner), engine(std::move(engine)), activation_chosen(chosen) {
     const gguf_flash::Layout & layout = this->engine->layout();
     for (const gguf_flash::LayerLayout & layer : layout.layers) {
@@ -172,7 +181,7 @@ gguf_flash_model::gguf_flash_model(const llama_model & owner, std::shared_ptr<gg
     registry_buffers.push_back(buffer.get());
 }
 
-gguf_flash_model::~gguf_flash_model() {
+flash_model::~flash_model() {
     gguf_flash::detach(owner);
     {
         std::unique_lock<std::shared_mutex> lock(registry_mutex);
@@ -185,7 +194,7 @@ gguf_flash_model::~gguf_flash_model() {
 }
 
 // The shape of the dense matrix that a bundle's part stands for; false for any other name.
-bool gguf_flash_model::expected(const std::string & name, expected_shape & shape) const {
+bool flash_model::expected(const std::string & name, expected_shape & shape) const {
     const gguf_flash::Layout & layout = engine->layout();
     unsigned il = 0;
     char part_name[8];
@@ -211,7 +220,7 @@ bool gguf_flash_model::expected(const std::string & name, expected_shape & shape
     return false;
 }
 
-ggml_tensor * gguf_flash_model::virtual_tensor(const std::string & name, const std::initializer_list<int64_t> & ne) {
+ggml_tensor * flash_model::virtual_tensor(const std::string & name, const std::initializer_list<int64_t> & ne) {
     const auto known = tensors.find(name);
     if (known != tensors.end()) {
         return known->second;
@@ -234,7 +243,43 @@ ggml_tensor * gguf_flash_model::virtual_tensor(const std::string & name, const s
     return tensor;
 }
 
-static gguf_flash_model * owner_locked(const ggml_tensor * tensor) {
+void flash_model::load_predictors(bool no_alloc) {
+    const gguf_flash::Layout & layout = engine->layout();
+    if (layout.select != gguf_flash::Select::predictor) {
+        return;
+    }
+    predictor_ctx.reset(ggml_init({ ggml_tensor_overhead() * 3 * layout.layers.size(), nullptr, true }));
+    auto tensor = [&](const std::string & name) {
+        const gguf_flash::TensorPlace & place = *layout.tensor(name); // R22 proved it is there
+        ggml_tensor * t = ggml_new_tensor_2d(predictor_ctx.get(), ggml_type(place.type), int64_t(place.ne[0]),
+                                             place.ne.size() > 1 ? int64_t(place.ne[1]) : 1);
+        ggml_set_name(t, name.c_str());
+        return t;
+    };
+    for (const gguf_flash::LayerLayout & layer : layout.layers) {
+        const gguf_flash::PredictorNames names(layer.layer);
+        predictors.push_back({ tensor(names.a), tensor(names.b), tensor(names.bias) });
+    }
+    ggml_backend_buffer_type_t type = ggml_backend_cpu_buffer_type();
+    predictor_buffer.reset(no_alloc ? ggml_backend_buft_alloc_buffer(type, 0)
+                                    : ggml_backend_alloc_ctx_tensors_from_buft(predictor_ctx.get(), type));
+    if (predictor_buffer == nullptr) {
+        flash_refuse({ gguf_flash::Code::ram_too_small, "cannot reserve memory for the predictors" });
+    }
+    ggml_backend_buffer_set_usage(predictor_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    std::vector<uint8_t> data;
+    for (ggml_tensor * t = ggml_get_first_tensor(predictor_ctx.get()); t != nullptr;
+         t = ggml_get_next_tensor(predictor_ctx.get(), t)) {
+        if (no_alloc) {
+            t->buffer = predictor_buffer.get();
+            continue;
+        }
+        or_refuse(gguf_flash::read_tensor(layout, *layout.tensor(t->name), data));
+        ggml_backend_tensor_set(t, data.data(), 0, data.size());
+    }
+}
+
+static flash_model * owner_locked(const ggml_tensor * tensor) {
     if (tensor == nullptr || tensor->buffer == nullptr) {
         return nullptr;
     }
@@ -242,7 +287,7 @@ static gguf_flash_model * owner_locked(const ggml_tensor * tensor) {
     return at == registry_buffers.end() ? nullptr : registry[size_t(at - registry_buffers.begin())];
 }
 
-gguf_flash_model * flash_model_of(const ggml_tensor * tensor) {
+flash_model * flash_model_of(const ggml_tensor * tensor) {
     std::shared_lock<std::shared_mutex> lock(registry_mutex);
     return owner_locked(tensor);
 }

@@ -7,17 +7,23 @@ writer on what it is about to write, so neither can accept what the other refuse
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from gguf_flash.errors import CorruptFileError, NotFlashError, UnsupportedError, VersionError
 from gguf_flash.format.container import Tensor, Value, reject
 from gguf_flash.format.ggml_types import GgmlType, type_by_id
+from gguf_flash.format.keys import Keys
+from gguf_flash.format.predictor import (
+    Calibration,
+    LayerPredictor,
+    check_calibration,
+    check_predictor_tensors,
+    check_predictors,
+)
 
 __all__ = [
     "ACTIVATIONS",
@@ -38,7 +44,7 @@ FORMAT_VERSION = 1
 PART_NAMES = ("gate", "up", "down")
 PART_ALIGN = 32
 ACTIVATIONS = ("relu", "relu_sqr", "silu", "gelu", "gelu_erf")
-SELECTS = ("all", "gate")
+SELECTS = ("all", "gate", "predictor")
 _BUNDLE = re.compile(r"blk\.(0|[1-9][0-9]*)\.ffn_bundle")
 
 
@@ -106,6 +112,8 @@ class FlashLayout:
     layers: tuple[LayerBundle, ...]
     activation: str
     thresholds: tuple[float, ...]
+    predictors: tuple[LayerPredictor, ...]
+    calibration: Calibration | None
     kv: Mapping[str, Value]
     resident: tuple[Tensor, ...]
 
@@ -154,9 +162,9 @@ def round_up(n: int, multiple: int) -> int:
 
 def legal_parts(select: str, gated: bool, fused: bool) -> tuple[str, ...] | None:
     """The parts a bundle must have, or None when the combination is not allowed."""
-    if fused and (select != "all" or not gated):
+    if fused and (select == "gate" or not gated):
         return None
-    if select == "all":
+    if select != "gate":
         return ("gate", "up", "down") if gated else ("up", "down")
     return ("up", "down") if gated else ("down",)
 
@@ -173,26 +181,7 @@ def bundle_parts(
     return tuple(parts), round_up(end, align)
 
 
-@dataclass(frozen=True)
-class _Keys:
-    """The ``flash_ffn.*`` keys, each checked for type when read."""
-
-    path: Path
-    kv: Mapping[str, Value]
-
-    def get(self, name: str, described: str, required: bool = True) -> Any:
-        key = "flash_ffn." + name
-        value = self.kv.get(key)
-        if value is None:
-            if required:
-                raise reject(6, self.path, f"key '{key}' ({described}) is missing")
-            return None
-        if value.described != described:
-            raise reject(6, self.path, f"key '{key}' must be {described}, found {value.described}")
-        return value.decode()
-
-
-def _check_version(keys: _Keys) -> None:
+def _check_version(keys: Keys) -> None:
     if "flash_ffn.version" not in keys.kv:
         raise reject(
             4,
@@ -212,20 +201,20 @@ def _check_version(keys: _Keys) -> None:
         )
 
 
-def _check_parts(keys: _Keys) -> tuple[str, bool, bool, tuple[str, ...]]:
+def _check_parts(keys: Keys) -> tuple[str, bool, bool, tuple[str, ...]]:
     select = keys.get("select", "str")
     if select not in SELECTS:
         raise reject(
             7,
             keys.path,
-            f"select mode 'all' or 'gate' expected, found '{select}'",
+            f"select mode 'all', 'gate' or 'predictor' expected, found '{select}'",
             UnsupportedError,
         )
     gated, fused = keys.get("gated", "bool"), keys.get("fused", "bool")
     names = tuple(keys.get("bundle.parts", "arr of str"))
     legal = legal_parts(select, gated, fused)
     if names != legal:
-        expected = "no parts (fused needs gated and select 'all')" if legal is None else legal
+        expected = "no parts (fused needs gated, and no 'gate')" if legal is None else legal
         raise reject(
             9,
             keys.path,
@@ -235,7 +224,7 @@ def _check_parts(keys: _Keys) -> tuple[str, bool, bool, tuple[str, ...]]:
     return select, gated, fused, names
 
 
-def _check_layers(keys: _Keys) -> list[int]:
+def _check_layers(keys: Keys) -> list[int]:
     layers = [int(v) for v in keys.get("layers", "arr of u32")]
     if not layers:
         raise reject(8, keys.path, "'flash_ffn.layers' lists no layer")
@@ -244,7 +233,7 @@ def _check_layers(keys: _Keys) -> list[int]:
     return layers
 
 
-def _check_types(keys: _Keys, n_layers: int, n_parts: int, n_embd: int) -> list[GgmlType]:
+def _check_types(keys: Keys, n_layers: int, n_parts: int, n_embd: int) -> list[GgmlType]:
     ids = [int(v) for v in keys.get("bundle.types", "arr of u32")]
     if len(ids) != n_layers * n_parts:
         raise reject(
@@ -271,7 +260,7 @@ def _check_types(keys: _Keys, n_layers: int, n_parts: int, n_embd: int) -> list[
     return types
 
 
-def _check_align(keys: _Keys) -> int:
+def _check_align(keys: Keys) -> int:
     align = int(keys.get("bundle.align", "u32"))
     if not 32 <= align <= 65536 or align & (align - 1):
         raise reject(
@@ -280,7 +269,7 @@ def _check_align(keys: _Keys) -> int:
     return align
 
 
-def _check_activation(keys: _Keys, n_layers: int) -> tuple[str, tuple[float, ...]]:
+def _check_activation(keys: Keys, n_layers: int) -> tuple[str, tuple[float, ...]]:
     activation = keys.get("activation", "str", required=False)
     if activation is not None and activation not in ACTIVATIONS:
         raise reject(
@@ -289,17 +278,8 @@ def _check_activation(keys: _Keys, n_layers: int) -> tuple[str, tuple[float, ...
             f"activation one of {', '.join(ACTIVATIONS)} expected, found '{activation}'",
             UnsupportedError,
         )
-    values = keys.get("threshold", "arr of f32", required=False)
-    if values is None:
-        return activation or "", ()
-    thresholds = tuple(float(v) for v in values)
-    if len(thresholds) != n_layers or any(not math.isfinite(t) or t < 0 for t in thresholds):
-        raise reject(
-            18,
-            keys.path,
-            f"'flash_ffn.threshold' must hold {n_layers} finite values of at least 0",
-        )
-    return activation or "", thresholds
+    thresholds = keys.numbers("threshold", "arr of f32", n_layers, 18, required=False)
+    return activation or "", tuple(float(t) for t in thresholds)
 
 
 def _bundle_tensors(path: Path, tensors: Sequence[Tensor], layers: list[int]) -> list[Tensor]:
@@ -387,14 +367,14 @@ def _check_residents(
 def validate(
     kv: Mapping[str, Value], tensors: Sequence[Tensor], files: Sequence[FileExtent]
 ) -> FlashLayout:
-    """Check rules R4 to R18 and describe the file.
+    """Check rules R4 to R18 and R21 to R23, and describe the file.
 
     ``kv`` are the keys of the first file, ``tensors`` those of all files with absolute offsets.
     Raises NotFlashError (R4), VersionError (R5), UnsupportedError (R7, R18) or
     CorruptFileError.
     """
     path = files[0].path
-    keys = _Keys(path, kv)
+    keys = Keys(path, kv)
     _check_version(keys)
     select, gated, fused, names = _check_parts(keys)
     layers = _check_layers(keys)
@@ -402,6 +382,8 @@ def validate(
     types = _check_types(keys, len(layers), len(names), n_embd)
     align = _check_align(keys)
     activation, thresholds = _check_activation(keys, len(layers))
+    predictors = check_predictors(keys, layers) if select == "predictor" else ()
+    calibration = check_calibration(keys, len(layers))
     by_name = {t.name: t for t in tensors}
     if len(by_name) != len(tensors):
         raise reject(20, path, "a tensor name appears in two files of the set", CorruptFileError)
@@ -411,9 +393,10 @@ def validate(
         bundles.append(_check_bundle(path, t, layers[i], names, own, n_embd, align))
     _check_extents(tensors, files)
     _check_residents(path, by_name, bundles, select, gated, n_embd)
+    check_predictor_tensors(path, by_name, predictors, [b.n_ff for b in bundles], n_embd)
     bundled = {bundle_name(n) for n in layers}
     resident = tuple(t for t in tensors if t.name not in bundled)
     return FlashLayout(
         tuple(files), FORMAT_VERSION, select, gated, fused, n_embd, align, names, tuple(bundles),
-        activation, thresholds, kv, resident,
+        activation, thresholds, predictors, calibration, kv, resident,
     )  # fmt: skip

@@ -62,7 +62,6 @@ TEST_CASE("layout: a gated file with several layers and types") {
     CHECK(layout.activation == Activation::silu);
     CHECK(layout.gated);
     CHECK_FALSE(layout.fused);
-    CHECK(layout.has_threshold);
     CHECK(layout.n_embd == 256);
     CHECK(layout.align == 512);
     REQUIRE(layout.layers.size() == 3);
@@ -116,7 +115,7 @@ TEST_CASE("layout: fused, no activation, other alignments, bundles anywhere") {
         const Layout layout = layout_of(file);
         CHECK(layout.fused);
         CHECK(layout.activation == Activation::from_graph);
-        CHECK_FALSE(layout.has_threshold);
+        CHECK(layout.layers[0].threshold == 0);
         CHECK(layout.layers[0].stride == GgufImage::up(384, align));
         check_bundles(file, layout);
     }

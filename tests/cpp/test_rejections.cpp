@@ -129,7 +129,7 @@ TEST_CASE("rejections: keys of the flash section") {
 
 TEST_CASE("rejections: values of the flash section") {
     const std::vector<Broken> cases = {
-        key(7, "flash_ffn.select", str_value("predictor"), Code::unsupported),
+        key(7, "flash_ffn.select", str_value("oracle"), Code::unsupported),
         key(8, "flash_ffn.layers", u32_array({})),
         key(8, "flash_ffn.layers", u32_array({ 3, 0 })),
         key(8, "flash_ffn.layers", u32_array({ 0, 0 })),

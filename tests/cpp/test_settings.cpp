@@ -53,8 +53,11 @@ TEST_CASE("settings: the others") {
     CHECK(with("prefill", "stream").prefill == Prefill::stream);
     CHECK(with("prefill", "select").prefill == Prefill::select);
     CHECK(with("prefill", "auto").prefill == Prefill::automatic);
-    CHECK(with("threshold", "0.25").threshold == 0.25);
-    CHECK(with("threshold", "0").threshold == 0);
+    using Floats = std::vector<float>;
+    CHECK((with("threshold", "0.25").threshold == Floats{ 0.25f }));
+    CHECK((with("threshold", "0").threshold == Floats{ 0 }));
+    CHECK((with("threshold", "0,2.5, 1e-3").threshold == Floats{ 0, 2.5f, 1e-3f }));
+    CHECK((with("predictor_threshold", "0,0.999").predictor_threshold == Floats{ 0, 0.999f }));
     CHECK(with("activation", "relu_sqr").activation == Activation::relu_sqr);
     CHECK(with("faults", "eio:3,short:2").faults == "eio:3,short:2");
     CHECK(with("faults", "").faults.empty());
@@ -68,7 +71,8 @@ TEST_CASE("settings: bad values are refused, named, and change nothing") {
         { "policy", { "", "lru" } },
         { "reader", { "mmap" } },
         { "prefill", { "", "always" } },
-        { "threshold", { "", "-0.5", "x", "nan", "inf", "1%" } },
+        { "threshold", { "", "-0.5", "x", "nan", "inf", "1%", "1,", ",1", "1,,2", "1;2", "0,-1" } },
+        { "predictor_threshold", { "", "1", "-0.1", "nan", "0.5,1", "0.5," } },
         { "activation", { "swish" } },
         { "faults", { "eio", "eio:0", "boom:3" } },
     };
@@ -86,7 +90,8 @@ TEST_CASE("settings: bad values are refused, named, and change nothing") {
             CHECK(s.ram_share == fresh.ram_share);
             CHECK(s.window == fresh.window);
             CHECK(s.depth == fresh.depth);
-            CHECK(s.threshold == fresh.threshold);
+            CHECK((s.threshold == fresh.threshold));
+            CHECK((s.predictor_threshold == fresh.predictor_threshold));
             CHECK(s.faults == fresh.faults);
         }
     }

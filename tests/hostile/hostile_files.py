@@ -198,7 +198,7 @@ for _name in ("select", "layers", "n_embd", "gated", "fused"):
     CASES[f"r06_no_{_name}"] = ("all", lambda m, k=_name: m.drop(f"flash_ffn.{k}"))
 for _name in ("parts", "types", "align"):
     CASES[f"r06_no_{_name}"] = ("all", lambda m, k=_name: m.drop(f"flash_ffn.bundle.{k}"))
-_key("r07_predictor", "select", "str", "predictor")
+_key("r07_oracle", "select", "str", "oracle")
 _key("r08_layers_empty", "layers", "arr:u32", [])
 _key("r08_layers_descend", "layers", "arr:u32", [1, 0])
 _key("r08_layers_repeat", "layers", "arr:u32", [0, 0])

@@ -235,7 +235,7 @@ def test_blocks_without_an_ffn_stay_as_they_are(tmp_path: Path) -> None:
 def test_bad_arguments(tmp_path: Path) -> None:
     dense, out = make_dense(tmp_path / "d.gguf", n_embd=32, n_ff=32), tmp_path / "f.gguf"
     for options in (
-        {"select": "predictor"},
+        {"select": "oracle"},
         {"align": 500},
         {"align": 16},
         {"down_type": "q9"},

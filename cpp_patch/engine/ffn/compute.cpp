@@ -54,7 +54,11 @@ void FfnRun::compute_neuron(uint32_t index, uint32_t first, uint32_t wave) {
     const bool gated = op_.model_->layout().gated;
     for (uint32_t t = 0; t < in_.n_tokens; ++t) {
         float deciding;
-        if (in_.scores != nullptr) {
+        if (select_ == Select::predictor && !predicted(t, neuron)) {
+            s.h[size_t(t) * wave + (index - first)] = 0.0f; // another token of this call selected it
+            continue;
+        }
+        if (select_ == Select::gate) {
             deciding = in_.scores[t * in_.scores_stride + neuron];
         } else if (gated) {
             deciding = dot(Part::gate, *gate, bundle, t) + (in_.gate_bias != nullptr ? in_.gate_bias[neuron] : 0.0f);

@@ -86,6 +86,7 @@ public:
     std::atomic<uint32_t> next{ 0 };  // first item nobody has taken
     std::atomic<uint32_t> ready{ 0 }; // items whose bundles are there
     std::atomic<bool> failed{ false };
+    std::atomic<bool> not_a_number{ false }; // a score is none
 
     std::unique_ptr<Reader> reader; // last: it may still write into the memory above when it goes
 };

@@ -39,6 +39,7 @@ void Counters::add(const Counters & o) {
     requests += o.requests;
     waves += o.waves;
     streamed += o.streamed;
+    predictor_ns += o.predictor_ns;
     io_ns += o.io_ns;
     mem_ns += o.mem_ns;
     compute_ns += o.compute_ns;
@@ -76,14 +77,29 @@ Result<std::shared_ptr<Model>> Model::open(const std::vector<std::string> & path
     if (settings.activation != Activation::from_graph) {
         model->layout_.activation = settings.activation;
     }
-    for (LayerLayout & layer : model->layout_.layers) {
-        layer.threshold = settings.threshold >= 0 ? float(settings.threshold) : layer.threshold;
-    }
-    Status status = with_cache ? model->prepare() : Status();
+    Status status = model->override_thresholds();
+    status = status.ok() && with_cache ? model->prepare() : status;
     if (!status.ok()) {
         return status;
     }
     return model;
+}
+
+Status Model::override_thresholds() {
+    const size_t n = layout_.layers.size();
+    for (const auto & [name, values] : { std::make_pair("threshold", &settings_.threshold),
+                                         std::make_pair("predictor_threshold", &settings_.predictor_threshold) }) {
+        if (values->size() > 1 && values->size() != n) {
+            return { Code::argument, "cannot set '" + std::string(name) + "' of '" + label_ + "': one value or " +
+                                         std::to_string(n) + " expected, found " + std::to_string(values->size()) };
+        }
+        for (size_t i = 0; !values->empty() && i < n; ++i) {
+            LayerLayout & layer = layout_.layers[i];
+            const float value = (*values)[values->size() == 1 ? 0 : i];
+            (values == &settings_.threshold ? layer.threshold : layer.predictor_threshold) = value;
+        }
+    }
+    return {};
 }
 
 Status Model::prepare() {
@@ -110,13 +126,13 @@ Status Model::prepare() {
     return allocate();
 }
 
-// Decides ram_bytes_ and the share of every layer's neurons, beyond the least, that the cache may hold.
-Status Model::resolve_budget(double & share) {
+// Decides ram_bytes_, and the bytes of it that are left for caches beyond the least.
+Status Model::resolve_budget(uint64_t & spare) {
     const uint64_t resident = layout_.resident_bytes();
     uint64_t cache_least = 0, cache_most = 0;
-    for (const LayerLayout & l : layout_.layers) {
-        const uint64_t align = files_[l.file]->align();
-        const uint64_t slot = LayerState::slot_bytes_for(l, align);
+    for (size_t i = 0; i < layout_.layers.size(); ++i) {
+        const LayerLayout & l = layout_.layers[i];
+        const uint64_t align = files_[l.file]->align(), slot = slot_bytes(i);
         cache_least += slot * std::min(l.n_ff, least_slots);
         cache_most += slot * l.n_ff;
         stream_piece_ =
@@ -137,24 +153,53 @@ Status Model::resolve_budget(double & share) {
                                           " and the smallest neuron cache " + mib(least - resident) +
                                           "; give at least " + std::to_string((least >> 20) + 1) + "MiB" };
     }
-    // Of what lies beyond the least: a share of whole layers, with small ones raised to the least, would
-    // exceed the budget.
-    share =
-        cache_most == cache_least ? 1.0 : std::min(1.0, double(ram_bytes_ - least) / double(cache_most - cache_least));
+    spare = ram_bytes_ - least;
     return {};
 }
 
+// Slots of each layer: first up to what calibration saw a window use, then up to the whole layer, the
+// same share of the way for every layer. Of what lies beyond the least: a share of whole layers, with
+// small ones raised to the least, would exceed the budget.
+std::vector<uint32_t> Model::share_slots(uint64_t spare) const {
+    std::vector<uint32_t> slots, wanted;
+    for (const LayerLayout & l : layout_.layers) {
+        slots.push_back(std::min(l.n_ff, least_slots));
+        wanted.push_back(std::max(slots.back(), std::min(l.n_ff, l.capacity)));
+    }
+    for (int step = 0; step < 2; ++step) {
+        uint64_t most = 0, used = 0;
+        for (size_t i = 0; i < slots.size(); ++i) {
+            most += slot_bytes(i) * (wanted[i] - slots[i]);
+        }
+        const double share = most == 0 ? 0.0 : std::min(1.0, double(spare) / double(most));
+        for (size_t i = 0; i < slots.size(); ++i) {
+            const uint32_t more = uint32_t(share * (wanted[i] - slots[i]));
+            slots[i] += more;
+            used += slot_bytes(i) * more;
+            wanted[i] = layout_.layers[i].n_ff;
+        }
+        spare -= std::min(spare, used);
+    }
+    return slots;
+}
+
+uint64_t Model::slot_bytes(size_t index) const {
+    const LayerLayout & l = layout_.layers[index];
+    return LayerState::slot_bytes_for(l, files_[l.file]->align());
+}
+
 Status Model::allocate() {
-    double share = 0;
-    const Status status = resolve_budget(share);
+    uint64_t spare = 0;
+    const Status status = resolve_budget(spare);
     if (!status.ok()) {
         return status;
     }
     cache_bytes_ = stream_buffers * stream_piece_;
-    for (const LayerLayout & l : layout_.layers) {
-        const uint64_t slot = LayerState::slot_bytes_for(l, files_[l.file]->align());
-        const uint32_t few = std::min(l.n_ff, least_slots);
-        const uint32_t n = few + uint32_t(share * (l.n_ff - few));
+    const std::vector<uint32_t> slots = share_slots(spare);
+    for (size_t i = 0; i < slots.size(); ++i) {
+        const LayerLayout & l = layout_.layers[i];
+        const uint64_t slot = slot_bytes(i);
+        const uint32_t n = slots[i];
         layers_.emplace_back(new LayerState(l, *files_[l.file], n, settings_));
         if (!layers_.back()->slots.allocate(n * slot)) {
             return { Code::ram_too_small, "cannot reserve " + mib(n * slot) + " for the neuron cache of layer " +

@@ -1,7 +1,9 @@
 #include "run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <thread>
 
 namespace gguf_flash {
@@ -21,6 +23,11 @@ void Barrier::wait(int nth) {
             std::this_thread::yield();
         }
     }
+}
+
+float score_limit(float threshold) {
+    return threshold <= 0 ? -std::numeric_limits<float>::infinity()
+                          : float(std::log(double(threshold) / (1.0 - double(threshold))));
 }
 
 FfnOp::FfnOp(std::shared_ptr<Model> model, int layer_index) : model_(std::move(model)), layer_index_(layer_index) {}
@@ -52,7 +59,8 @@ void FfnOp::run(const FfnInput & in, int ith, int nth) {
 
 FfnRun::FfnRun(FfnOp & op, const FfnInput & in, int ith, int nth)
     : op_(op), in_(in), state_(op.model_->layer(op.layer_index_)), ith_(ith), nth_(nth),
-      n_embd_(op.model_->layout().n_embd), activation_(op.model_->layout().activation) {
+      n_embd_(op.model_->layout().n_embd), activation_(op.model_->layout().activation),
+      select_(op.model_->layout().select), score_limit_(score_limit(state_.layout.predictor_threshold)) {
     if (activation_ == Activation::from_graph) {
         activation_ = in.activation;
     }
@@ -93,6 +101,7 @@ void FfnRun::begin() {
     lock_ = std::unique_lock<std::mutex>(state_.lock);
     Session & s = session();
     s.failed.store(false);
+    s.not_a_number.store(false);
     s.last.assign(state_.layout.n_ff, 0);
     s.expanded.resize(std::max<size_t>(s.expanded.size(), size_t(nth_)));
     evictions_before_ = state_.cache.evictions();
@@ -103,9 +112,9 @@ void FfnRun::begin() {
                                    "' is not known: the file does not name "
                                    "it; set flash_ffn.activation" });
     }
-    if ((op_.model_->layout().select == Select::gate) != (in_.scores != nullptr)) {
+    if ((select_ == Select::all) != (in_.scores == nullptr)) {
         fail({ Code::argument, "layer " + std::to_string(state_.layout.layer) + " of '" + op_.model_->label() +
-                                   "' needs scores in gate mode, and in gate mode only" });
+                                   "' needs scores in every mode but all" });
     }
 }
 
@@ -116,6 +125,7 @@ void FfnRun::finish() {
     Counters & c = state_.counters;
     c.tokens += in_.n_tokens;
     c.evictions += state_.cache.evictions() - evictions_before_;
+    c.predictor_ns += in_.predictor_ns;
     c.io_ns += io_ns_;
     c.mem_ns += mem_ns_;
     const uint64_t all = since(start_);

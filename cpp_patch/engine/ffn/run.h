@@ -32,6 +32,10 @@ private:
     void reserve_x();     // thread 0
     void quantize_x();    // this thread's tokens
     void mark_selected(); // this thread's neurons
+    void mark_predicted(uint32_t first, uint32_t end);
+    bool predicted(uint32_t token, uint32_t neuron) const {
+        return in_.scores[token * in_.scores_stride + neuron] > score_limit_;
+    }
     void list_selected(); // thread 0
     bool should_stream() const;
 
@@ -75,6 +79,8 @@ private:
     const int ith_, nth_;
     const uint32_t n_embd_;
     Activation activation_;
+    const Select select_;
+    const float score_limit_; // predictor mode: a neuron is selected by a score above it
 
     // thread 0 only
     Clock::time_point start_;

@@ -44,6 +44,10 @@ void FfnRun::mark_selected() {
         std::fill(last.begin() + first, last.begin() + end, in_.n_tokens);
         return;
     }
+    if (select_ == Select::predictor) {
+        mark_predicted(first, end);
+        return;
+    }
     for (uint32_t t = 0; t < in_.n_tokens; ++t) {
         const float * scores = in_.scores + t * in_.scores_stride;
         for (uint32_t i = first; i < end; ++i) {
@@ -54,8 +58,28 @@ void FfnRun::mark_selected() {
     }
 }
 
+void FfnRun::mark_predicted(uint32_t first, uint32_t end) {
+    bool numbers = true;
+    for (uint32_t t = 0; t < in_.n_tokens; ++t) {
+        const float * scores = in_.scores + t * in_.scores_stride;
+        for (uint32_t i = first; i < end; ++i) {
+            numbers = numbers && scores[i] == scores[i];
+            if (scores[i] > score_limit_) {
+                session().last[i] = t + 1;
+            }
+        }
+    }
+    if (!numbers) {
+        session().not_a_number.store(true, std::memory_order_relaxed);
+    }
+}
+
 void FfnRun::list_selected() {
     Session & s = session();
+    if (s.not_a_number.load(std::memory_order_relaxed)) {
+        fail({ Code::corrupt, "the predictor of layer " + std::to_string(state_.layout.layer) + " of '" +
+                                  op_.model_->label() + "' gives scores that are not numbers; train it again" });
+    }
     s.selection.clear();
     for (uint32_t i = 0; i < state_.layout.n_ff; ++i) {
         if (s.last[i] != 0) {

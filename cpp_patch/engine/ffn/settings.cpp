@@ -80,13 +80,20 @@ Status set_integer(const std::string & name, const std::string & value, long min
     return {};
 }
 
-Status set_threshold(Settings & s, const std::string & value) {
-    double number = 0;
-    std::string unit;
-    if (!parse_number(value, number, unit) || !unit.empty()) {
-        return bad("threshold", "a number, zero or more,", value);
+Status set_thresholds(const std::string & name, const std::string & value, double below, std::vector<float> & to) {
+    std::vector<float> numbers;
+    for (size_t at = 0; at <= value.size();) {
+        const size_t comma = std::min(value.find(',', at), value.size());
+        double number = 0;
+        std::string unit;
+        if (!parse_number(value.substr(at, comma - at), number, unit) || !unit.empty() || number >= below) {
+            return bad(name, below > 1 ? "a number, zero or more, or a list of them" : "a number in [0, 1) or a list",
+                       value);
+        }
+        numbers.push_back(float(number));
+        at = comma + 1;
     }
-    s.threshold = number;
+    to = std::move(numbers);
     return {};
 }
 
@@ -115,8 +122,9 @@ template <typename T> Status assign(Result<T> parsed, T & to) {
 } // namespace
 
 const std::vector<std::string> & Settings::names() {
-    static const std::vector<std::string> all = { "ram",     "window",    "policy",     "reader", "depth",
-                                                  "prefill", "threshold", "activation", "faults" };
+    static const std::vector<std::string> all = { "ram",        "window",  "policy",    "reader",
+                                                  "depth",      "prefill", "threshold", "predictor_threshold",
+                                                  "activation", "faults" };
     return all;
 }
 
@@ -137,7 +145,10 @@ Status Settings::set(const std::string & name, const std::string & value) {
         return assign(parse_reader(value), reader);
     }
     if (name == "threshold") {
-        return set_threshold(*this, value);
+        return set_thresholds(name, value, 1e30, threshold);
+    }
+    if (name == "predictor_threshold") {
+        return set_thresholds(name, value, 1, predictor_threshold);
     }
     if (name == "activation") {
         return assign(parse_activation(value), activation);

@@ -4,8 +4,6 @@
 #include "gguf_flash/kernels.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <future>
@@ -14,10 +12,17 @@
 
 namespace gguf_flash {
 
+struct Standalone::Matrix {
+    std::vector<uint8_t> rows; // empty: the file has none
+    int type = 0;
+    uint32_t n_rows = 0, n_columns = 0;
+};
+
 struct Standalone::LayerWeights {
     std::vector<float> gate_bias, up_bias, down_bias; // empty: the file has none
-    std::vector<uint8_t> deciding;                    // gate mode: the rows of the matrix that decides
-    int deciding_type = 0;
+    Matrix deciding;                                  // gate mode: the matrix that decides
+    Matrix pred_a, pred_b;                            // predictor mode
+    std::vector<float> pred_bias;
 };
 
 namespace {
@@ -74,10 +79,13 @@ Status Standalone::load() {
             w.up_bias.erase(w.up_bias.begin(), w.up_bias.begin() + l.n_ff);
         }
         status = status.ok() ? read_bias(block + "down.bias", layout.n_embd, w.down_bias) : status;
-        if (status.ok() && layout.select == Select::gate) {
-            const std::string name = block + (layout.gated ? "gate" : "up") + ".weight";
-            w.deciding_type = layout.tensor(name)->type; // R17 proved it is there
-            status = read(name, true, w.deciding);
+        if (layout.select == Select::gate) {
+            status = status.ok() ? read_matrix(block + (layout.gated ? "gate" : "up") + ".weight", w.deciding) : status;
+        } else if (layout.select == Select::predictor) {
+            const PredictorNames names(l.layer);
+            status = status.ok() ? read_matrix(names.a, w.pred_a) : status;
+            status = status.ok() ? read_matrix(names.b, w.pred_b) : status;
+            status = status.ok() ? read_bias(names.bias, l.n_ff, w.pred_bias) : status;
         }
         if (!status.ok()) {
             return status;
@@ -87,30 +95,26 @@ Status Standalone::load() {
     return {};
 }
 
-Status Standalone::read(const std::string & name, bool required, std::vector<uint8_t> & to) const {
-    const TensorPlace * place = model_->layout().tensor(name);
-    if (place == nullptr) {
-        return required ? Status(Code::corrupt, "tensor '" + name + "' is missing in '" + model_->label() + "'")
-                        : Status();
-    }
-    const std::string & path = model_->layout().files[place->file];
-    std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
-    to.resize(place->bytes);
-    if (!file || fseeko(file.get(), off_t(place->offset), SEEK_SET) != 0 ||
-        std::fread(to.data(), 1, to.size(), file.get()) != to.size()) {
-        return { Code::io, "cannot read tensor '" + name + "' of '" + path +
-                               "': " + read_error(file && !std::ferror(file.get()) ? ENODATA : errno) };
-    }
-    return {};
+// A matrix that the reader proved to be there (R17, R22).
+Status Standalone::read_matrix(const std::string & name, Matrix & to) const {
+    const TensorPlace & place = *model_->layout().tensor(name);
+    to.type = place.type;
+    to.n_columns = uint32_t(place.ne[0]);
+    to.n_rows = uint32_t(place.ne[1]);
+    return read_tensor(model_->layout(), place, to.rows);
 }
 
 Status Standalone::read_bias(const std::string & name, uint32_t n, std::vector<float> & to) const {
+    const TensorPlace * found = model_->layout().tensor(name);
+    if (found == nullptr) {
+        return {};
+    }
+    const TensorPlace & place = *found;
     std::vector<uint8_t> raw;
-    Status status = read(name, false, raw);
-    if (!status.ok() || raw.empty()) {
+    const Status status = read_tensor(model_->layout(), place, raw);
+    if (!status.ok()) {
         return status;
     }
-    const TensorPlace & place = *model_->layout().tensor(name);
     if (place.type != GGML_TYPE_F32 || raw.size() != n * sizeof(float)) {
         return { Code::unsupported, "tensor '" + name + "' of '" + model_->label() + "': " + std::to_string(n) +
                                         " values of type F32 expected" };
@@ -120,49 +124,80 @@ Status Standalone::read_bias(const std::string & name, uint32_t n, std::vector<f
     return {};
 }
 
-// scores[n_tokens, n_ff] of the resident deciding matrix, this thread's neurons.
-void Standalone::score(const LayerWeights & w, const float * x, uint32_t n_tokens, std::vector<float> & scores, int ith,
-                       int nth) const {
-    const uint32_t n_embd = model_->layout().n_embd, n_ff = uint32_t(scores.size() / n_tokens);
-    const size_t row = ggml_row_size(ggml_type(w.deciding_type), n_embd);
-    std::vector<uint8_t> converted(dot_input_bytes(w.deciding_type, n_embd));
-    const std::vector<float> & bias = model_->layout().gated ? w.gate_bias : w.up_bias;
+// out[n_tokens, n_rows] = x times the matrix, plus bias if it is not empty: this thread's rows.
+void Standalone::multiply(const Matrix & m, const std::vector<float> & bias, const float * x, uint32_t n_tokens,
+                          float * out, int ith, int nth) {
+    const size_t row = ggml_row_size(ggml_type(m.type), m.n_columns);
+    const uint32_t first = uint32_t(uint64_t(m.n_rows) * ith / nth),
+                   end = uint32_t(uint64_t(m.n_rows) * (ith + 1) / nth);
+    std::vector<uint8_t> converted(dot_input_bytes(m.type, m.n_columns));
     for (uint32_t t = 0; t < n_tokens; ++t) {
-        const void * xt = x + size_t(t) * n_embd;
+        const float * given = x + size_t(t) * m.n_columns;
+        const void * xt = given;
         if (!converted.empty()) {
-            convert_dot_input(w.deciding_type, x + size_t(t) * n_embd, n_embd, converted.data());
+            convert_dot_input(m.type, given, m.n_columns, converted.data());
             xt = converted.data();
         }
-        for (uint32_t i = uint32_t(uint64_t(n_ff) * ith / nth); i < uint64_t(n_ff) * (ith + 1) / nth; ++i) {
-            const float sum = dot_row(w.deciding_type, w.deciding.data() + i * row, xt, n_embd);
-            scores[size_t(t) * n_ff + i] = sum + (bias.empty() ? 0.0f : bias[i]);
+        for (uint32_t i = first; i < end; ++i) {
+            const float sum = dot_row(m.type, m.rows.data() + i * row, xt, m.n_columns);
+            out[size_t(t) * m.n_rows + i] = sum + (bias.empty() ? 0.0f : bias[i]);
         }
     }
 }
 
-Status Standalone::ffn(uint32_t layer, const float * x, uint32_t n_tokens, float * out, int n_threads) {
-    const int index = model_->index_of(layer);
+Status Standalone::find_layer(uint32_t layer, int n_threads, int & index) const {
+    index = model_->index_of(layer);
     if (index < 0) {
         return { Code::argument, "layer " + std::to_string(layer) + " of '" + model_->label() + "' is not bundled" };
     }
     if (n_threads < 1 || n_threads > 1024) {
         return { Code::argument, "1 to 1024 threads expected, found " + std::to_string(n_threads) };
     }
-    if (n_tokens == 0) {
+    return {};
+}
+
+Status Standalone::scores(uint32_t layer, const float * x, uint32_t n_tokens, std::vector<float> & to,
+                          int n_threads) const {
+    int index = 0;
+    const Status status = find_layer(layer, n_threads, index);
+    const Layout & layout = model_->layout();
+    to.clear();
+    if (!status.ok() || n_tokens == 0 || layout.select == Select::all) {
+        return status;
+    }
+    const LayerWeights & w = layers_[size_t(index)];
+    to.resize(size_t(n_tokens) * layout.layers[size_t(index)].n_ff);
+    if (layout.select == Select::gate) {
+        const std::vector<float> & bias = layout.gated ? w.gate_bias : w.up_bias;
+        run_threads(n_threads, [&](int ith, int nth) { multiply(w.deciding, bias, x, n_tokens, to.data(), ith, nth); });
         return {};
+    }
+    std::vector<float> hidden(size_t(n_tokens) * w.pred_a.n_rows);
+    run_threads(n_threads, [&](int ith, int nth) { multiply(w.pred_a, {}, x, n_tokens, hidden.data(), ith, nth); });
+    for (float & h : hidden) {
+        h = std::max(h, 0.0f);
+    }
+    run_threads(n_threads, [&](int ith, int nth) {
+        multiply(w.pred_b, w.pred_bias, hidden.data(), n_tokens, to.data(), ith, nth);
+    });
+    return {};
+}
+
+Status Standalone::ffn(uint32_t layer, const float * x, uint32_t n_tokens, float * out, int n_threads) {
+    int index = 0;
+    std::vector<float> scored;
+    Status status = find_layer(layer, n_threads, index);
+    status = status.ok() ? scores(layer, x, n_tokens, scored, n_threads) : status;
+    if (!status.ok() || n_tokens == 0) {
+        return status;
     }
     const Layout & layout = model_->layout();
     const LayerWeights & w = layers_[size_t(index)];
-    std::vector<float> scores;
-    if (layout.select == Select::gate) {
-        scores.resize(size_t(n_tokens) * layout.layers[size_t(index)].n_ff);
-        run_threads(n_threads, [&](int ith, int nth) { score(w, x, n_tokens, scores, ith, nth); });
-    }
     FfnInput in;
     in.n_tokens = n_tokens;
     in.x = x;
     in.x_stride = in.out_stride = layout.n_embd;
-    in.scores = scores.empty() ? nullptr : scores.data();
+    in.scores = scored.empty() ? nullptr : scored.data();
     in.scores_stride = layout.layers[size_t(index)].n_ff;
     in.gate_bias = w.gate_bias.empty() ? nullptr : w.gate_bias.data();
     in.up_bias = w.up_bias.empty() ? nullptr : w.up_bias.data();

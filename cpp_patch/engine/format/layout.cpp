@@ -1,10 +1,10 @@
 #include "gguf_flash/layout.h"
 
-#include "ggml-cpu.h"
+#include "ggml.h"
 #include "gguf_flash/round.h"
-#include "gguf_header.h"
+#include "key_reader.h"
+#include "predictor_keys.h"
 
-#include <cmath>
 #include <cstdio>
 #include <set>
 
@@ -13,6 +13,8 @@ namespace gguf_flash {
 namespace {
 
 using format::Header;
+using format::is_weight_type;
+using format::KeyReader;
 using format::TensorInfo;
 using format::Value;
 
@@ -20,34 +22,18 @@ constexpr uint64_t part_align = 32; // parts start here, for vector loads
 
 constexpr uint64_t max_n_embd = 1 << 24;
 
-// Integer and intermediate types exist for tensors, but hold no weights.
-bool is_weight_type(int type) {
-    switch (type) {
-        case -1:
-        case GGML_TYPE_I8:
-        case GGML_TYPE_I16:
-        case GGML_TYPE_I32:
-        case GGML_TYPE_I64:
-        case GGML_TYPE_F64:
-        case GGML_TYPE_Q8_1:
-        case GGML_TYPE_Q8_K: return false;
-        default:
-            return ggml_blck_size(ggml_type(type)) > 0 && ggml_type_size(ggml_type(type)) > 0 &&
-                   ggml_get_type_traits_cpu(ggml_type(type))->vec_dot != nullptr;
-    }
-}
-
 // Turns the headers of one file, or of a split set, into a Layout; one method per group of rules.
-class LayoutReader {
+class LayoutReader : private KeyReader {
 public:
-    LayoutReader(std::string label, std::vector<Header> headers)
-        : label_(std::move(label)), headers_(std::move(headers)) {}
+    LayoutReader(const std::string & label, std::vector<Header> headers)
+        : KeyReader(label, headers[0]), headers_(std::move(headers)) {}
 
     Result<Layout> run() {
         for (auto step :
              { &LayoutReader::splits, &LayoutReader::version, &LayoutReader::parts, &LayoutReader::listed_layers,
                &LayoutReader::types, &LayoutReader::align, &LayoutReader::activation, &LayoutReader::thresholds,
-               &LayoutReader::tensors, &LayoutReader::bundles, &LayoutReader::places, &LayoutReader::dense_matrices }) {
+               &LayoutReader::predictors, &LayoutReader::calibration, &LayoutReader::tensors, &LayoutReader::bundles,
+               &LayoutReader::places, &LayoutReader::dense_matrices, &LayoutReader::predictor_tensors }) {
             Status status = (this->*step)();
             if (!status.ok()) {
                 return status;
@@ -57,34 +43,6 @@ public:
     }
 
 private:
-    Status bad(Code code, const std::string & what, int rule) const {
-        return { code, "cannot use '" + label_ + "': " + what + " (SPEC R" + std::to_string(rule) + ")" };
-    }
-    Status corrupt(const std::string & what, int rule) const {
-        return bad(Code::corrupt, what + "; convert the model again", rule);
-    }
-    const Value * find(const std::string & key) const { return headers_[0].find(key); }
-
-    Status missing(const std::string & key, const std::string & type) const {
-        return corrupt("key '" + key + "' is missing or not " + type, 6);
-    }
-    Status integer(const std::string & key, uint64_t & value) const {
-        const Value * v = find(key);
-        if (v == nullptr || !v->is(format::value_u32)) {
-            return missing(key, "a u32");
-        }
-        value = uint64_t(v->numbers[0]);
-        return {};
-    }
-    Status boolean(const std::string & key, bool & value) const {
-        const Value * v = find(key);
-        if (v == nullptr || !v->is(format::value_bool)) {
-            return missing(key, "a bool");
-        }
-        value = v->numbers[0] != 0;
-        return {};
-    }
-
     Status version() {
         const Value * v = find("flash_ffn.version");
         if (v == nullptr) {
@@ -142,13 +100,13 @@ private:
             return missing("flash_ffn.select", "a string");
         }
         const std::string & name = v->strings[0];
-        if (name != "all" && name != "gate") {
+        if (name != "all" && name != "gate" && name != "predictor") {
             return bad(Code::unsupported,
-                       "selection 'all' or 'gate' expected, found '" + name.substr(0, 40) +
+                       "selection 'all', 'gate' or 'predictor' expected, found '" + name.substr(0, 40) +
                            "'; install a newer gguf_flash",
                        7);
         }
-        out_.select = name == "all" ? Select::all : Select::gate;
+        out_.select = name == "all" ? Select::all : name == "gate" ? Select::gate : Select::predictor;
         Status status = boolean("flash_ffn.gated", out_.gated);
         return status.ok() ? boolean("flash_ffn.fused", out_.fused) : status;
     }
@@ -215,14 +173,14 @@ private:
         if (v == nullptr || !v->is_array_of(format::value_string)) {
             return missing("flash_ffn.bundle.parts", "an array of strings");
         }
-        if (out_.select == Select::all && out_.gated) {
+        if (out_.select != Select::gate && out_.gated) {
             parts_.push_back(Part::gate);
         }
-        if (out_.select == Select::all || out_.gated) {
+        if (out_.select != Select::gate || out_.gated) {
             parts_.push_back(Part::up);
         }
         parts_.push_back(Part::down);
-        bool same = v->strings.size() == parts_.size() && !(out_.fused && !(out_.gated && out_.select == Select::all));
+        bool same = v->strings.size() == parts_.size() && !(out_.fused && !(out_.gated && out_.select != Select::gate));
         for (size_t i = 0; same && i < parts_.size(); ++i) {
             same = v->strings[i] == to_string(parts_[i]);
         }
@@ -330,24 +288,17 @@ private:
     }
 
     Status thresholds() {
-        const Value * v = find("flash_ffn.threshold");
-        if (v == nullptr) {
-            return {};
+        std::vector<double> values;
+        Status status = numbers("flash_ffn.threshold", format::value_f32, { out_.layers.size(), 18, false }, values);
+        for (size_t i = 0; status.ok() && i < values.size(); ++i) {
+            out_.layers[i].threshold = float(values[i]);
         }
-        if (!v->is_array_of(format::value_f32)) {
-            return missing("flash_ffn.threshold", "an array of f32");
-        }
-        bool good = v->numbers.size() == out_.layers.size();
-        for (size_t i = 0; good && i < out_.layers.size(); ++i) {
-            good = std::isfinite(v->numbers[i]) && v->numbers[i] >= 0;
-            out_.layers[i].threshold = float(v->numbers[i]);
-        }
-        if (!good) {
-            return corrupt("flash_ffn.threshold is not one finite number, zero or more, per layer", 18);
-        }
-        out_.has_threshold = true;
-        return {};
+        return status;
     }
+
+    Status predictors() { return format::read_predictor_keys(*this, out_); }
+    Status calibration() { return format::read_calibration_keys(*this, out_); }
+    Status predictor_tensors() { return format::check_predictor_tensors(*this, out_); }
 
     Status places() {
         for (size_t i = 0; i < headers_.size(); ++i) {
@@ -383,7 +334,6 @@ private:
         return {};
     }
 
-    std::string label_;
     std::vector<Header> headers_;
     std::vector<Part> parts_;
     std::vector<TensorPlace> bundles_; // one per listed layer

@@ -16,8 +16,11 @@ struct FfnInput {
     uint32_t n_tokens = 0;
     const float * x = nullptr; // [n_tokens, n_embd], what the FFN gets as input
     size_t x_stride = 0;
-    const float * scores = nullptr; // gate mode: [n_tokens, n_ff], the deciding part's output, bias added
+    // [n_tokens, n_ff]. Gate mode: the deciding part's output, bias added. Predictor mode: its scores,
+    // whose sigmoid is compared with the layer's threshold.
+    const float * scores = nullptr;
     size_t scores_stride = 0;
+    uint64_t predictor_ns = 0;         // what the scores took, for the counters
     const float * gate_bias = nullptr; // [n_ff] or null; for parts that are in the bundle
     const float * up_bias = nullptr;   // [n_ff] or null
     float * out = nullptr;             // [n_tokens, n_embd], without the down bias
@@ -57,6 +60,9 @@ private:
     Barrier barrier_;
     std::unique_ptr<Session> session_; // on loan while run() is under way
 };
+
+// The score whose sigmoid is threshold: minus infinity for 0, which selects every neuron.
+float score_limit(float threshold);
 
 // act(v), zero when the threshold cuts it: v <= t for relu and relu_sqr, |act(v)| <= t for the others.
 float activate(Activation activation, float v, float threshold);

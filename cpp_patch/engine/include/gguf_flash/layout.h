@@ -14,11 +14,16 @@
 namespace gguf_flash {
 
 enum class Part { gate = 0, up = 1, down = 2 };
-enum class Select { all, gate };
+enum class Select { all, gate, predictor };
 enum class Activation { from_graph, relu, relu_sqr, silu, gelu, gelu_erf };
 
 // The tensor that holds the bundles of a block.
 std::string bundle_name(uint32_t layer);
+// The tensors of a block's predictor, score = B relu(A x) + b (paper, section 3.1).
+struct PredictorNames {
+    explicit PredictorNames(uint32_t layer);
+    std::string a, b, bias; // A {n_embd, rank}, B {rank, n_ff}, b {n_ff} of F32
+};
 
 const char * to_string(Part part);
 const char * to_string(Select select);
@@ -35,12 +40,15 @@ struct PartLayout {
 
 // The bundles of one layer: neuron i is at [offset + i*stride, offset + (i+1)*stride) of file.
 struct LayerLayout {
-    uint32_t layer = 0;  // block index N of blk.N
-    uint32_t n_ff = 0;   // neurons
-    uint32_t file = 0;   // index into Layout::files
-    uint64_t offset = 0; // bytes from the start of that file; any alignment
-    uint64_t stride = 0; // bytes
-    float threshold = 0.0f;
+    uint32_t layer = 0;               // block index N of blk.N
+    uint32_t n_ff = 0;                // neurons
+    uint32_t file = 0;                // index into Layout::files
+    uint64_t offset = 0;              // bytes from the start of that file; any alignment
+    uint64_t stride = 0;              // bytes
+    float threshold = 0.0f;           // of the activation
+    uint32_t rank = 0;                // of the predictor; 0: the layer has none
+    float predictor_threshold = 0.0f; // a probability in [0, 1)
+    uint32_t capacity = 0;            // neurons that calibration saw a window use; 0: not calibrated
     std::vector<PartLayout> parts;
 
     const PartLayout * find(Part part) const; // nullptr if the bundle has no such part
@@ -63,7 +71,6 @@ struct Layout {
     Activation activation = Activation::from_graph;
     bool gated = false;
     bool fused = false; // the graph's ffn_up holds the gate rows, then the up rows
-    bool has_threshold = false;
     uint32_t n_embd = 0;
     uint32_t align = 0;
     std::vector<LayerLayout> layers;   // ascending by block index
@@ -78,6 +85,9 @@ struct Layout {
 // Reads and validates the layout of a flash-GGUF, or of the split set whose first file is path.
 // label replaces path in messages when path is not what the user wrote (for example /proc/self/fd/N).
 Result<Layout> read_layout(const std::vector<std::string> & paths, const std::string & label);
+
+// The data of an ordinary tensor, read whole. Code::io if the file does not give it.
+Status read_tensor(const Layout & layout, const TensorPlace & place, std::vector<uint8_t> & to);
 
 // The files of the split set that path opens ("m-00001-of-00003.gguf" gives three), or path alone.
 std::vector<std::string> split_paths(const std::string & path);

@@ -29,12 +29,14 @@ struct Settings {
     ReaderKind reader = ReaderKind::automatic;
     int depth = 32; // reads in flight
     Prefill prefill = Prefill::automatic;
-    double threshold = -1;                          // overrides the file's activation thresholds when 0 or more
     Activation activation = Activation::from_graph; // overrides the file's
     std::string faults;                             // FaultPlan text, for tests
+    // Override the file's, of the activation and of the predictor: one for all layers or one for each.
+    std::vector<float> threshold, predictor_threshold;
 
     // name is "ram" ("200MiB", "60%", plain bytes), "window", "policy", "reader", "depth", "prefill",
-    // "threshold", "activation" or "faults". An unknown name or value is Code::argument.
+    // "threshold" or "predictor_threshold" ("0.5" or "0.4,0.5,..."), "activation" or "faults". An unknown
+    // name or value is Code::argument.
     Status set(const std::string & name, const std::string & value);
     // Takes every GGUF_FLASH_<NAME> that is set and not empty.
     Status set_from_environment();
@@ -50,10 +52,11 @@ struct Counters {
     uint64_t bytes_read = 0;
     uint64_t requests = 0; // reads given to the device
     uint64_t waves = 0; // parts beyond the first that a working set was cut into, for the cache or for scratch memory
-    uint64_t streamed = 0;   // calls that read the layer in sequence
-    uint64_t io_ns = 0;      // waiting for reads with nothing else to do
-    uint64_t mem_ns = 0;     // bookkeeping of selection and cache
-    uint64_t compute_ns = 0; // the rest
+    uint64_t streamed = 0;     // calls that read the layer in sequence
+    uint64_t predictor_ns = 0; // scoring neurons before the FFN, by whoever gave the scores
+    uint64_t io_ns = 0;        // waiting for reads with nothing else to do
+    uint64_t mem_ns = 0;       // bookkeeping of selection and cache
+    uint64_t compute_ns = 0;   // the rest
 
     void add(const Counters & other);
 };
@@ -105,8 +108,11 @@ public:
 
 private:
     Model();
+    Status override_thresholds();
     Status prepare();
-    Status resolve_budget(double & share);
+    Status resolve_budget(uint64_t & spare);
+    std::vector<uint32_t> share_slots(uint64_t spare) const;
+    uint64_t slot_bytes(size_t index) const;
     Status allocate();
 
     Layout layout_;

@@ -1,10 +1,23 @@
 #include "gguf_flash/layout.h"
 
+#include "gguf_flash/reader.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+
 namespace gguf_flash {
 
 // The name does not end in "weight": upstream's quantizer then leaves the tensor as it is.
 std::string bundle_name(uint32_t layer) {
     return "blk." + std::to_string(layer) + ".ffn_bundle";
+}
+
+PredictorNames::PredictorNames(uint32_t layer) {
+    const std::string block = "blk." + std::to_string(layer) + ".ffn_pred";
+    a = block + "_a.weight";
+    b = block + "_b.weight";
+    bias = block + "_b.bias";
 }
 
 const char * to_string(Part part) {
@@ -13,7 +26,8 @@ const char * to_string(Part part) {
 }
 
 const char * to_string(Select select) {
-    return select == Select::all ? "all" : "gate";
+    static const char * names[] = { "all", "gate", "predictor" };
+    return names[int(select)];
 }
 
 const char * to_string(Activation activation) {
@@ -72,6 +86,18 @@ const TensorPlace * Layout::tensor(const std::string & name) const {
         }
     }
     return nullptr;
+}
+
+Status read_tensor(const Layout & layout, const TensorPlace & place, std::vector<uint8_t> & to) {
+    const std::string & path = layout.files[place.file];
+    std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
+    to.resize(place.bytes);
+    if (!file || fseeko(file.get(), off_t(place.offset), SEEK_SET) != 0 ||
+        std::fread(to.data(), 1, to.size(), file.get()) != to.size()) {
+        return { Code::io, "cannot read tensor '" + place.name + "' of '" + path +
+                               "': " + read_error(file && !std::ferror(file.get()) ? ENODATA : errno) };
+    }
+    return {};
 }
 
 } // namespace gguf_flash
