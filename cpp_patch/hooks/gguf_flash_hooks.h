@@ -7,6 +7,8 @@
 //   llama_context::graph_compute         gguf_flash_compute
 //   llama_model_save_to_file             gguf_flash_refuse_save
 //
+// Our own architectures (cpp_patch/models) call gguf_flash_refuse_batch.
+//
 // For a file that is not a flash-GGUF, and for every file when GGUF_FLASH_DISABLE=1, each hook does
 // nothing: the first returns null, which makes the others step aside.
 #pragma once
@@ -52,8 +54,12 @@ struct gguf_flash_ffn_weights {
 ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor * cur, const gguf_flash_ffn_weights & w,
                                    int type_op, int type_gate, int il);
 
+// From an llm_graph_input_i::set_input that cannot serve its micro-batch: this thread's next
+// gguf_flash_compute, which is that micro-batch's, fails with the message instead of computing.
+void gguf_flash_refuse_batch(const std::string & message);
+
 // ggml_backend_sched_graph_compute_async, then GGML_STATUS_FAILED if the engine met an error. Refuses a
-// graph that reads a virtual tensor elsewhere than in build_ffn.
+// graph that reads a virtual tensor elsewhere than in build_ffn, and a refused batch.
 ggml_status gguf_flash_compute(ggml_backend_sched_t sched, ggml_cgraph * gf);
 
 // True, with an error in the log, if the model's FFN weights are not in memory to be saved.
