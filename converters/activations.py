@@ -1,8 +1,9 @@
 """Which activation each llama.cpp architecture runs between the FFN's matrices.
 
-Taken from the ``build_ffn`` calls in the pinned ``src/models/*.cpp``.  ``LLM_FFN_GELU`` is ggml's
-tanh form, here called ``gelu``; the fused operations SWIGLU and GEGLU are ``silu`` and ``gelu`` of
-the first half.  An architecture whose activation depends on more than its name is not listed.
+Taken from the ``build_ffn`` calls in the pinned ``src/models/*.cpp`` and in ``cpp_patch/models``.
+``LLM_FFN_GELU`` is ggml's tanh form, here called ``gelu``; the fused operations SWIGLU and GEGLU
+are ``silu`` and ``gelu`` of the first half.  An architecture whose activation depends on more than
+its name is not listed.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ _GELU = """
 bert bloom codeshell falcon gemma gemma2 gemma3 gemma4 gemma-embedding gpt2 gptneox jina-bert-v2
 jina-bert-v3 modern-bert mpt phi2 spark2_5 starcoder starcoder2
 """
+_RELU = "opt"
 _RELU_SQR = "arcee jais2 nemotron nemotron_h plm"
 
 _BY_ARCH = {
     arch: name
-    for name, archs in (("silu", _SILU), ("gelu", _GELU), ("relu_sqr", _RELU_SQR))
+    for name, archs in (("silu", _SILU), ("gelu", _GELU), ("relu", _RELU), ("relu_sqr", _RELU_SQR))
     for arch in archs.split()
 }
 

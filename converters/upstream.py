@@ -143,7 +143,8 @@ def _convert_folder(src: Path, out: Path, outtype: str) -> None:
     env = dict(os.environ)
     paths = [str(script.parent / "gguf-py"), str(script.parent), env.get("PYTHONPATH", "")]
     env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
-    command = [sys.executable, str(script), str(src), "--outfile", str(out), "--outtype", outtype]
+    command = [sys.executable, "-m", "gguf_flash.converters.hf_script", str(script), str(src)]
+    command += ["--outfile", str(out), "--outtype", outtype]
     _run(command, f"convert '{src}' with upstream's {_SCRIPT}", env)
 
 

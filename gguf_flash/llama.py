@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from gguf_flash._core import raise_last_error
 from gguf_flash.errors import ArgumentError, FlashError, UnsupportedError
 from gguf_flash.llama_log import LlamaLog
 from gguf_flash.runtime import activate
@@ -135,7 +136,10 @@ class FlashLlama(llama_cpp.Llama):
         except FlashError:
             raise
         except RuntimeError as error:
-            if self._engine is None or "llama_decode returned" not in str(error):
+            if "llama_decode returned" not in str(error):
+                raise
+            if self._engine is None:
+                raise_last_error(self.model)  # our own architectures have reasons, too
                 raise
             status = int(str(error).rsplit(maxsplit=1)[-1])
             raise decode_error(self.model, status) from error

@@ -154,6 +154,7 @@ py::object attached_model(uintptr_t owner) {
 }
 
 void raise_last_error(uintptr_t owner) {
+    raise_if_failed(take_decode_error());
     std::shared_ptr<Model> model = attached(reinterpret_cast<const void *>(owner));
     if (model != nullptr) {
         raise_if_failed(model->take_last_error());
@@ -182,7 +183,8 @@ void init_model(py::module_ & m) {
           "predictor_threshold, activation, faults; values as in the flash_ffn.* settings. None leaves the default.");
     m.def("attached", &attached_model, py::arg("owner"), "The engine inside the llama_model at this address, or None.");
     m.def("raise_last_error", &raise_last_error, py::arg("owner"),
-          "Raises the last error of the engine inside the llama_model at this address, if there was one.");
+          "Raises why the last decode of the llama_model at this address failed, if a hook or its engine knows; from "
+          "the thread that decoded.");
     m.def(
         "raise_load_error", [] { raise_if_failed(take_load_error()); },
         "Raises why the hooks refused this thread's last load or context, if they did.");

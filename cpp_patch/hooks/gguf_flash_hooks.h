@@ -53,8 +53,12 @@ struct gguf_flash_ffn_weights {
 ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor * cur, const gguf_flash_ffn_weights & w,
                                    int type_op, int type_gate, int il);
 
+// From an llm_graph_input_i::set_input that cannot serve its micro-batch: this thread's next
+// gguf_flash_compute, which is that micro-batch's, fails with the message instead of computing.
+void gguf_flash_refuse_batch(const std::string & message);
+
 // ggml_backend_sched_graph_compute_async, then GGML_STATUS_FAILED if the engine met an error. Refuses a
-// graph that reads a virtual tensor elsewhere than in build_ffn.
+// graph that reads a virtual tensor elsewhere than in build_ffn, and a refused batch.
 ggml_status gguf_flash_compute(ggml_backend_sched_t sched, ggml_cgraph * gf);
 
 // True, with an error in the log, if the model's FFN weights are not in memory to be saved.

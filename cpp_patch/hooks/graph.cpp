@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 namespace {
 
@@ -155,6 +156,8 @@ int collect_sources(const llm_graph_context & graph, const flash_model & flash, 
     return n;
 }
 
+thread_local gguf_flash::Status refused_batch;
+
 // The first of the graph's calls that failed, else its last; null for a graph without any.
 flash_call * deciding_call(ggml_cgraph * gf) {
     flash_call * found = nullptr;
@@ -204,7 +207,17 @@ ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor 
     return w.down_s != nullptr ? ggml_mul(graph.ctx0, out, w.down_s) : out;
 }
 
+void gguf_flash_refuse_batch(const std::string & message) {
+    refused_batch = { gguf_flash::Code::argument, message };
+}
+
 ggml_status gguf_flash_compute(ggml_backend_sched_t sched, ggml_cgraph * gf) {
+    const gguf_flash::Status refused = std::exchange(refused_batch, gguf_flash::Status());
+    gguf_flash::set_decode_error(refused);
+    if (!refused.ok()) {
+        LLAMA_LOG_ERROR("gguf_flash: %s\n", refused.message().c_str());
+        return GGML_STATUS_FAILED;
+    }
     if (const ggml_tensor * stray = find_virtual_source(gf)) {
         const std::string message = "tensor '" + std::string(stray->name) +
                                     "' is on flash, but this architecture "

@@ -1,4 +1,6 @@
-"""The dependency arrow: patches -> hooks -> engine -> ggml; bindings -> engine; Python -> _core."""
+"""The dependency arrow: patches -> models -> hooks -> engine -> ggml; bindings -> engine; Python ->
+_core.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +69,16 @@ def test_the_bindings_know_the_engine_only() -> None:
         assert "gguf_flash_hooks" not in name, f"{path} includes {name}"
 
 
-def test_the_hooks_know_no_python() -> None:
-    for path, name in includes(CPP_PATCH / "hooks"):
+def test_the_hooks_and_models_know_no_python() -> None:
+    for path, name in [*includes(CPP_PATCH / "hooks"), *includes(CPP_PATCH / "models")]:
         assert not PYTHON.search(name), f"{path} includes {name}"
+
+
+def test_the_models_know_the_engine_by_the_hooks_alone() -> None:
+    for path, name in includes(CPP_PATCH / "models"):
+        assert not name.startswith("gguf_flash/"), f"{path} includes {name}"
+    for path, name in includes(CPP_PATCH / "hooks"):
+        assert "gguf_flash_models" not in name, f"{path} includes {name}"
 
 
 def test_the_engine_uses_only_public_headers_of_ggml() -> None:

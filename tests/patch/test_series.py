@@ -65,10 +65,12 @@ def test_series_lists_every_patch_and_each_says_why() -> None:
         assert len(header.splitlines()) >= 4, f"{patch.name} does not say why it exists"
 
 
-def test_patches_add_only_calls_into_hooks() -> None:
+def test_patches_add_only_calls_into_hooks_and_architectures() -> None:
     allowed = re.compile(
         r"gguf_flash_|GGUF_FLASH_|^\s*$|^\s*return( t| out)?;$|^\s*\}$"
         r"|^\s*\{ up, up_b,|pimpl->n_elements = ml\.n_elements;"
+        r"|^    LLM_ARCH_\w+,$|^    \{ LLM_ARCH_\w+, +\"\w+\" +\},$"
+        r"|^ +case LLM_ARCH_\w+:$|^ +return new llama_model_\w+\(params\);$"
     )
     for patch in read_series(PATCHES):
         for change in PatchSet(patch.read_text(encoding="utf-8")):

@@ -314,13 +314,13 @@ def _refused(cli: Cli, folder: Path, outtype: str = "f32") -> str:
 
 
 def test_an_architecture_that_upstream_does_not_know(cli: Cli, tmp_path: Path) -> None:
-    folder = tmp_path / "opt"
+    folder = tmp_path / "ctrl"
     folder.mkdir()
-    config = {"architectures": ["OPTForCausalLM"], "model_type": "opt"}
+    config = {"architectures": ["CTRLLMHeadModel"], "model_type": "ctrl"}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").touch()
     said = _refused(cli, folder)
-    assert said.endswith("it ended with status 1: Model OPTForCausalLM is not supported\n")
+    assert said.endswith("it ended with status 1: Model CTRLLMHeadModel is not supported\n")
 
 
 @pytest.mark.parametrize("outtype", ["f32", "q4_0"])

@@ -26,18 +26,20 @@ class Arch:
     rms: bool = True  # RMS norm without bias, else layer norm with bias
     attn_bias: bool = False  # required biases on attention and output
     ffn_norm: bool = True
+    positions: bool = False  # learned ones, and output tied to the embeddings
 
 
 # llama: silu, gated. nemotron: relu_sqr, biases optional. phi2: gelu, biases always.
-# phi3: silu, gate and up fused. starcoder2: gelu, biases always.
+# phi3: silu, gate and up fused. starcoder2: gelu, biases always. opt: relu, patched llama.cpp only.
 ARCHS = {
     "llama": Arch(gated=True),
     "phi3": Arch(gated=True, fused=True),
     "nemotron": Arch(gated=False, rms=False),
     "starcoder2": Arch(gated=False, rms=False, attn_bias=True),
     "phi2": Arch(gated=False, rms=False, attn_bias=True, ffn_norm=False),
+    "opt": Arch(gated=False, rms=False, attn_bias=True, positions=True),
 }
-BIASES_REQUIRED = ("starcoder2", "phi2")
+BIASES_REQUIRED = ("starcoder2", "phi2", "opt")
 
 
 def _byte_tokens() -> list[str]:
@@ -115,6 +117,18 @@ def _add_attention(m: _Maker, spec: Arch, blk: str, n_embd: int, type_name: str)
             m.bias(f"{blk}.{name}", n_embd)
 
 
+def _add_opt(m: _Maker, n_embd: int, n_ctx: int, n_word: int | None, type_name: str) -> int:
+    """What only OPT has; returns the width of its embeddings. ``n_word`` makes it the 350M form."""
+    m.add("position_embd.weight", (n_ctx, n_embd))
+    m.writer.add_bool("opt.norm_before_residual", n_word is None)
+    if n_word is None:
+        return n_embd
+    m.writer.add_uint32("opt.dense_2_feat_out", n_word)
+    m.add("fc.weight", (n_embd, n_word), type_name)
+    m.add("dense_2.weight", (n_word, n_embd), type_name)
+    return n_word
+
+
 def _add_ffn(
     m: _Maker, spec: Arch, gated: bool, blk: str, shape: tuple[int, int],
     types: Mapping[str, str], biases: bool,
@@ -148,6 +162,7 @@ def make_dense(
     n_ctx: int = 512,
     seed: int = 0,
     up_scale: float = 1.0,
+    n_word: int | None = None,
 ) -> Path:
     """Write a dense GGUF to ``path`` and return it.
 
@@ -159,6 +174,7 @@ def make_dense(
     ``n_embd``: a multiple of 32 (heads are 32 wide).
     ``up_scale``: ffn_up and its bias times this, ffn_down divided by it. When it is large, GELU
     meets no small value and is ReLU: a plain ReLU model that unpatched llama.cpp runs.
+    ``n_word``: for opt, embeddings of this width with projections, and norms after each half.
     """
     path = Path(path)
     arch = arch or ("nemotron" if gated is False else "llama")
@@ -169,14 +185,17 @@ def make_dense(
     if activation:
         m.writer.add_string(f"{arch}.hidden_activation", activation)
     n_vocab = 256 + len(VOCAB_EXTRA)
-    m.add("token_embd.weight", (n_vocab, n_embd), other_type)
+    width = _add_opt(m, n_embd, n_ctx, n_word, other_type) if spec.positions else n_embd
+    m.add("token_embd.weight", (n_vocab, width), other_type)
     for i in range(n_layer):
         own = type[i] if not isinstance(type, str) else dict.fromkeys(("gate", "up", "down"), type)
         _add_attention(m, spec, f"blk.{i}", n_embd, other_type)
         wanted = biases or arch in BIASES_REQUIRED
         _add_ffn(m, spec, gated, f"blk.{i}", (n_embd, n_ff), own, wanted)
-    m.norm("output_norm", n_embd, not spec.rms)
-    m.add("output.weight", (n_vocab, n_embd), other_type)
+    if n_word is None:
+        m.norm("output_norm", n_embd, not spec.rms)
+    if not spec.positions:
+        m.add("output.weight", (n_vocab, n_embd), other_type)
     if arch == "phi2":
         m.bias("output", n_vocab)
     m.writer.write_header_to_file()

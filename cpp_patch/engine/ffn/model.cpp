@@ -280,6 +280,7 @@ namespace {
 
 std::mutex attached_mutex;
 thread_local Status load_error;
+thread_local Status decode_error;
 
 std::map<const void *, std::weak_ptr<Model>> & attached_models() {
     static std::map<const void *, std::weak_ptr<Model>> models;
@@ -299,6 +300,14 @@ void set_load_error(const Status & status) {
 
 Status take_load_error() {
     return std::exchange(load_error, Status());
+}
+
+void set_decode_error(const Status & status) {
+    decode_error = status;
+}
+
+Status take_decode_error() {
+    return std::exchange(decode_error, Status());
 }
 
 void detach(const void * owner) {

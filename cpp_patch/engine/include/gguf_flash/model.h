@@ -140,4 +140,8 @@ std::shared_ptr<Model> attached(const void * owner);
 void set_load_error(const Status & status);
 Status take_load_error();
 
+// Why this thread's last decode was refused before any engine ran; also for models without one.
+void set_decode_error(const Status & status);
+Status take_decode_error();
+
 } // namespace gguf_flash
