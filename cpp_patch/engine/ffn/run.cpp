@@ -27,7 +27,7 @@ void Barrier::wait(int nth) {
 
 float score_limit(float threshold) {
     return threshold <= 0 ? -std::numeric_limits<float>::infinity()
-                          : float(std::log(double(threshold) / (1.0 - double(threshold))));
+                          : float(std::log(double(threshold)) - std::log1p(-double(threshold)));
 }
 
 FfnOp::FfnOp(std::shared_ptr<Model> model, int layer_index) : model_(std::move(model)), layer_index_(layer_index) {}
