@@ -13,6 +13,7 @@ __all__ = [
     "FlashError",
     "IoError",
     "NotFlashError",
+    "PredictorError",
     "RamTooSmallError",
     "ToolError",
     "UnsupportedError",
@@ -38,6 +39,10 @@ class VersionError(FlashError):
 
 class UnsupportedError(FlashError):
     """The file is well formed, but asks for something this release cannot do."""
+
+
+class PredictorError(FlashError):
+    """The predictor file is damaged, is no predictor, or belongs to another model."""
 
 
 class RamTooSmallError(FlashError):
