@@ -11,7 +11,18 @@ import click
 from gguf_flash import __version__
 from gguf_flash.errors import FlashError
 
-VERBS = ("convert", "verify", "inspect", "run", "perplexity", "doctor", "env", "exec", "demo")
+VERBS = (
+    "convert",
+    "verify",
+    "inspect",
+    "run",
+    "perplexity",
+    "train",
+    "doctor",
+    "env",
+    "exec",
+    "demo",
+)
 _REFUSED = 2
 _INTERRUPTED = 130
 

@@ -12,13 +12,16 @@ _DELAY_SECONDS = 2.0
 
 
 @contextmanager
-def progress_bar(title: str, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """Yields a function to call with bytes done, bytes in all and what is being done."""
+def progress_bar(
+    title: str, quiet: bool, unit: str = "B"
+) -> Iterator[Callable[[int, int, str], None]]:
+    """Yields a function to call with bytes (or `unit`s) done, in all, and what is being done."""
     from tqdm import tqdm
 
     shown = not quiet and sys.stderr.isatty()
     bar = tqdm(
-        desc=title, unit="B", unit_scale=True, unit_divisor=1024, disable=not shown,
+        desc=title, unit=unit, unit_scale=True, unit_divisor=1024 if unit == "B" else 1000,
+        disable=not shown,
         delay=_DELAY_SECONDS, leave=False, file=sys.stderr,
     )  # fmt: skip
 
