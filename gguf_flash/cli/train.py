@@ -107,6 +107,9 @@ def command(
     """
     settings = read_settings(options)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(settings.threads))  # before numpy loads it
+    # Before torch loads OpenMP: threads that spin while they wait take a busy machine's cores from
+    # those that work, and training then takes ten times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from gguf_flash.predictor.train import train
 
     def say(entry: dict[str, Any]) -> None:
