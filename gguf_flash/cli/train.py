@@ -112,15 +112,16 @@ def command(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from gguf_flash.predictor.train import train
 
-    def say(entry: dict[str, Any]) -> None:
-        if not (quiet or as_json):
-            from tqdm import tqdm
-
-            tqdm.write(summary(entry))  # above the bar
-
     with progress_bar("train", quiet or as_json, unit="epoch") as progress:
         try:
-            layers = train(recording, out, settings, force=force, progress=progress, layer_done=say)
+            layers = train(
+                recording,
+                out,
+                settings,
+                force=force,
+                progress=progress,
+                layer_done=None if quiet or as_json else _say,
+            )
         except KeyboardInterrupt:
             click.echo("\nfinished layers are kept; the same command goes on from there", err=True)
             raise
@@ -154,6 +155,12 @@ def summary(entry: dict[str, Any]) -> str:
         f"at threshold {entry['threshold']:.4g}, active {100 * entry['active']:.1f} %, "
         f"selected {100 * entry['predicted']:.1f} %, {entry['seconds']:.1f} s"
     )
+
+
+def _say(entry: dict[str, Any]) -> None:
+    from tqdm import tqdm
+
+    tqdm.write(summary(entry))  # above the bar
 
 
 def _ranks(text: str) -> tuple[int, ...]:

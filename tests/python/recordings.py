@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 SHA256 = "5" * 64
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="not installed: torch")
+with_torch = [pytest.mark.hf, needs_torch]
 
 
 @dataclass

@@ -6,10 +6,8 @@ import json
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +17,7 @@ import numpy as np
 import pytest
 from conftest import Cli
 from numpy.typing import NDArray
-from recordings import SHA256, PlantedLayer, plant, write_recording
+from recordings import SHA256, PlantedLayer, needs_torch, plant, write_recording
 
 from gguf_flash.calibrate.recording import Recording
 from gguf_flash.errors import ArgumentError, CorruptFileError, FlashError, ToolError
@@ -30,18 +28,8 @@ from gguf_flash.predictor.rates import rates_at
 from gguf_flash.predictor.settings import TrainSettings, automatic_ranks
 from gguf_flash.predictor.train import train
 
-needs_torch = [
-    pytest.mark.hf,
-    pytest.mark.skipif(find_spec("torch") is None, reason="not installed: torch"),
-]
 SETTINGS = TrainSettings(ranks=(12,), epochs=30)
 QUICK = ("--epochs", 2, "--threads", 1)
-
-
-def with_torch(test: Any) -> Any:
-    for mark in needs_torch:
-        test = mark(test)
-    return test
 
 
 @pytest.fixture(scope="session")
@@ -164,7 +152,8 @@ def test_options_out_of_range(
 # --- what is reached ------------------------------------------------------------------------------
 
 
-@with_torch
+@needs_torch
+@pytest.mark.hf
 def test_planted_activity_is_found(recording: Path, tmp_path: Path) -> None:
     entries = train(recording, tmp_path / "out", SETTINGS)
     assert [e["layer"] for e in entries] == [0, 3]
@@ -177,7 +166,8 @@ def test_planted_activity_is_found(recording: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
 
 
-@with_torch
+@needs_torch
+@pytest.mark.hf
 @pytest.mark.parametrize("balance", ["layer", "neuron"])
 def test_stated_rates_are_those_of_the_file(recording: Path, tmp_path: Path, balance: str) -> None:
     settings = replace(SETTINGS, epochs=4, balance=balance, target_fn=0.1)
@@ -195,7 +185,8 @@ def test_stated_rates_are_those_of_the_file(recording: Path, tmp_path: Path, bal
         assert entry["epochs"] == layer.stats["epochs"] == 4
 
 
-@with_torch
+@needs_torch
+@pytest.mark.hf
 def test_the_file_says_what_it_was_trained_on(recording: Path, tmp_path: Path) -> None:
     train(recording, tmp_path / "out", replace(SETTINGS, epochs=1, seed=9))
     found = Predictor.open(tmp_path / "out")
@@ -206,7 +197,8 @@ def test_the_file_says_what_it_was_trained_on(recording: Path, tmp_path: Path) -
     assert training["settings"]["batch"] == SETTINGS.batch
 
 
-@with_torch
+@needs_torch
+@pytest.mark.hf
 def test_rank_grows_until_the_target_is_met(tmp_path: Path) -> None:
     layer = plant(7, tokens=8192, n_embd=64, n_ff=192, rank=16)
     folder = write_recording(tmp_path / "r", [layer])
@@ -219,7 +211,8 @@ def test_rank_grows_until_the_target_is_met(tmp_path: Path) -> None:
     assert most["rank"] == 24 and 0.01 < most["false_positives"] < first["false_positives"]
 
 
-@with_torch
+@needs_torch
+@pytest.mark.hf
 def test_rank_stops_where_more_is_no_gain(tmp_path: Path) -> None:
     """Activity that the input says nothing about: no rank helps, and the first is kept."""
     layer = plant(7, tokens=1024)
@@ -229,13 +222,15 @@ def test_rank_stops_where_more_is_no_gain(tmp_path: Path) -> None:
     assert entry["rank"] == 16 and entry["false_positives"] > 0.5
 
 
-@with_torch
+@needs_torch
+@pytest.mark.hf
 def test_training_stops_when_it_gains_no_more(recording: Path, tmp_path: Path) -> None:
     entries = train(recording, tmp_path / "out", replace(SETTINGS, lr=1e-30, patience=2))
     assert [e["epochs"] for e in entries] == [3, 3]
 
 
-@with_torch
+@needs_torch
+@pytest.mark.hf
 def test_a_neuron_never_active(tmp_path: Path) -> None:
     layer = plant(3)
     layer.h[:, 5], layer.h[:, 6] = 0, 1
@@ -246,7 +241,8 @@ def test_a_neuron_never_active(tmp_path: Path) -> None:
     assert selected[:, 5].mean() < 0.02 and selected[:, 6].mean() > 0.98
 
 
-@with_torch
+@needs_torch
+@pytest.mark.hf
 def test_gradients_are_autograds() -> None:
     import torch
 
@@ -283,7 +279,8 @@ def missed_mass(path: Path, recording: Path, layer: PlantedLayer, share: float) 
     return float(mass[missed & active].sum() / mass.sum())
 
 
-@with_torch
+@needs_torch
+@pytest.mark.hf
 @pytest.mark.parametrize("seed", [11, 12])
 def test_contribution_loss_misses_less_of_it(tmp_path: Path, seed: int) -> None:
     """Fewer ranks than were planted, and contributions from tiny to huge: what to give up?"""
@@ -297,7 +294,8 @@ def test_contribution_loss_misses_less_of_it(tmp_path: Path, seed: int) -> None:
     assert missed["contribution"] < 0.7 * missed["balanced"]
 
 
-@with_torch
+@needs_torch
+@pytest.mark.hf
 def test_false_positives_that_cost_more_are_fewer(recording: Path, tmp_path: Path) -> None:
     """At sigmoid 1/2, where the two costs of the loss balance."""
     shares = []
@@ -309,145 +307,11 @@ def test_false_positives_that_cost_more_are_fewer(recording: Path, tmp_path: Pat
     assert shares[1] < 0.5 * shares[0]
 
 
-# --- repeated, interrupted, resumed ---------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def long_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("recordings") / "long"
-    return write_recording(folder, [plant(n, tokens=8192) for n in range(4)])
-
-
-@with_torch
-def test_the_same_bytes_again(cli: Cli, recording: Path, tmp_path: Path) -> None:
-    found = []
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        cli("train", recording, "--out", tmp_path / name, *QUICK, "--seed", seed)
-        found.append((tmp_path / name).read_bytes())
-    assert found[0] == found[1] != found[2]
-
-
-@with_torch
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_resumed_after_a_signal(
-    cli: Cli, long_recording: Path, tmp_path: Path, number: signal.Signals
-) -> None:
-    words = ("train", long_recording, "--threads", 1, "--epochs", 12)
-    whole = cli.json(*words, "--out", tmp_path / "whole")
-    out, parts = tmp_path / "out", tmp_path / "out.parts"
-    child = subprocess.Popen(
-        [sys.executable, "-m", "gguf_flash", *map(str, words), "--out", str(out)],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    until = time.monotonic() + 120
-    while not (parts / "layer-001.safetensors").exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    child.send_signal(number)
-    errors = child.communicate()[1]
-    assert child.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[number]
-    assert ("the same command goes on" in errors) == (number == signal.SIGINT)
-    kept = {p.name: p.read_bytes() for p in parts.glob("layer-*")}
-    assert "layer-001.safetensors" in kept and len(kept) < 4 and not out.exists()
-    resumed = cli.json(*words, "--out", out)
-    assert out.read_bytes() == (tmp_path / "whole").read_bytes()
-    assert not parts.exists()
-    without_seconds = [
-        [{k: v for k, v in e.items() if k != "seconds"} for e in found["layers"]]
-        for found in (whole, resumed)
-    ]
-    assert without_seconds[0] == without_seconds[1]
-
-
-@pytest.fixture
-def unfinished(cli: Cli, recording: Path, tmp_path: Path) -> Path:
-    """An output whose training was killed before the end: its first layer is finished."""
-    out = tmp_path / "out"
-    words = [str(w) for w in ("gguf-flash", "train", recording, "--out", out, *QUICK)]
-    code = (
-        "import os, sys\n"
-        "from gguf_flash.predictor.parts import Parts\n"
-        "store = Parts.store\n"
-        "def once(self, part):\n"
-        "    store(self, part)\n"
-        "    os._exit(9)\n"
-        "Parts.store = once\n"
-        f"sys.argv = {words}\n"
-        "from gguf_flash.cli import main\n"
-        "main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
-    assert done.returncode == 9
-    return out
-
-
-@with_torch
-def test_finished_layers_are_not_trained_again(cli: Cli, recording: Path, unfinished: Path) -> None:
-    (part,) = unfinished.with_name("out.parts").glob("layer-*")
-    changed = Predictor.open(part)
-    changed.layers[0].bias[:] = 7
-    changed.save(part)
-    cli("train", recording, "--out", unfinished, *QUICK)
-    assert (Predictor.open(unfinished).layers[0].bias == 7).all()
-
-
-@with_torch
-def test_a_damaged_part_is_trained_again(
-    cli: Cli, recording: Path, unfinished: Path, tmp_path: Path
-) -> None:
-    (part,) = unfinished.with_name("out.parts").glob("layer-*")
-    part.write_bytes(part.read_bytes()[:-1])
-    for out in (unfinished, tmp_path / "whole"):
-        cli("train", recording, "--out", out, *QUICK)
-    assert unfinished.read_bytes() == (tmp_path / "whole").read_bytes()
-
-
-@with_torch
-@pytest.mark.parametrize("what", ["settings", "recording"])
-def test_unfinished_with_other_settings(
-    cli: Cli, recording: Path, unfinished: Path, tmp_path: Path, what: str
-) -> None:
-    words: tuple[object, ...] = ("train", recording, "--out", unfinished, *QUICK, "--seed", 3)
-    expected = "another seed (0, now 3); run it with the same, or give --force to start over"
-    if what == "recording":
-        other = write_recording(tmp_path / "other", [plant(5), plant(6)], numbers=[0, 3])
-        words = ("train", other, "--out", unfinished, *QUICK)
-        expected = "another recording; run it with the same, or give --force to start over"
-    done = cli(*words, code=2)
-    (line,) = done.stderr.splitlines()
-    assert line.endswith(expected)
-    cli(*words, "--force")
-    assert Predictor.open(unfinished).layers and not unfinished.with_name("out.parts").exists()
-
-
-@with_torch
-def test_foreign_files_are_left_alone(cli: Cli, recording: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "out.parts" / "thesis.txt"
-    mine.parent.mkdir()
-    mine.write_text("mine")
-    for force in ((), ("--force",)):
-        done = cli("train", recording, "--out", tmp_path / "out", *QUICK, *force, code=2)
-        assert "thesis.txt' is no file of a training" in done.stderr
-    assert mine.read_text() == "mine"
-
-
-@with_torch
-def test_two_trainings_of_one_output(cli: Cli, recording: Path, tmp_path: Path) -> None:
-    import fcntl
-
-    folder = tmp_path / "out.parts"
-    folder.mkdir()
-    held = os.open(folder, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    done = cli("train", recording, "--out", tmp_path / "out", *QUICK, code=2)
-    os.close(held)
-    assert "another training is writing" in done.stderr
-
-
 # --- the command ----------------------------------------------------------------------------------
 
 
-@with_torch
+@needs_torch
+@pytest.mark.hf
 def test_one_line_per_layer(cli: Cli, recording: Path, tmp_path: Path) -> None:
     words = ("train", recording, "--out", tmp_path / "out", *QUICK, "--rank", "8,12")
     lines = cli(*words).stdout.splitlines()
@@ -461,7 +325,8 @@ def test_one_line_per_layer(cli: Cli, recording: Path, tmp_path: Path) -> None:
     assert cli(*words, "--quiet").stdout == ""
 
 
-@with_torch
+@needs_torch
+@pytest.mark.hf
 def test_contribution_without_magnitudes(cli: Cli, tmp_path: Path) -> None:
     folder = write_recording(tmp_path / "r", [plant(1, tokens=512)])
     out = tmp_path / "out"
@@ -471,7 +336,8 @@ def test_contribution_without_magnitudes(cli: Cli, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["r"]
 
 
-@with_torch
+@needs_torch
+@pytest.mark.hf
 @pytest.mark.parametrize("fault", ["no folder", "no description", "one window", "diverged"])
 def test_one_sentence(cli: Cli, recording: Path, tmp_path: Path, fault: str) -> None:
     source, words = tmp_path / "r", []
@@ -490,7 +356,8 @@ def test_one_sentence(cli: Cli, recording: Path, tmp_path: Path, fault: str) -> 
         assert line.endswith("give a smaller --lr")
 
 
-@with_torch
+@needs_torch
+@pytest.mark.hf
 @pytest.mark.skipif("CUDA_VISIBLE_DEVICES" in os.environ, reason="GPUs are chosen outside")
 def test_a_gpu_that_is_not_there(recording: Path, tmp_path: Path) -> None:
     import torch
@@ -502,7 +369,8 @@ def test_a_gpu_that_is_not_there(recording: Path, tmp_path: Path) -> None:
         train(recording, tmp_path / "out", replace(SETTINGS, device="cuda"))
 
 
-@with_torch
+@needs_torch
+@pytest.mark.hf
 def test_an_output_that_is_a_folder(recording: Path, tmp_path: Path) -> None:
     with pytest.raises(FlashError, match="is not a regular file"):
         train(recording, tmp_path, SETTINGS)
