@@ -14,7 +14,7 @@ from gguf_flash.llama_log import LlamaLog
 from gguf_flash.settings import Settings, check_overrides
 
 if TYPE_CHECKING:
-    from gguf_flash._core import Model
+    from gguf_flash._core import Model, Recorder
 
 _NO_ROOM = 1
 
@@ -59,6 +59,7 @@ class Session:
         self.log = LlamaLog(self.api)
         self._context: int | None = None
         self._batch: Any = None
+        self._watcher: Recorder | None = None
         self._model: int | None = None
         params = self.api.llama_model_default_params()
         self._overrides = override_array(self.api, (settings or Settings()).overrides())
@@ -104,11 +105,13 @@ class Session:
         n_outputs: int,
         threads: int | None = None,
         flash_attention: bool = True,
+        watcher: Recorder | None = None,
     ) -> None:
         """Make the context: `n_ctx` tokens in all, `n_batch` a decode, `n_outputs` rows of logits.
 
         `n_outputs` decides most of the compute buffer. With `flash_attention` off, logits do not
         depend on the number of threads; with it on, llama.cpp shares long attention out by thread.
+        `watcher` sees every graph that the context computes.
         """
         api = self.api
         params = api.llama_context_default_params()
@@ -119,6 +122,10 @@ class Session:
         params.n_threads = params.n_threads_batch = threads or default_threads()
         if not flash_attention:
             params.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        if watcher is not None:
+            self._watcher = watcher  # the context keeps its address
+            params.cb_eval = api.ggml_backend_sched_eval_callback(watcher.callback)
+            params.cb_eval_user_data = watcher.user_data
         with self.log:
             self._context = api.llama_init_from_model(self._model, params)
         if self._context is None:
@@ -172,6 +179,11 @@ class Session:
                 " --prompt and run without --chat"
             )
         return buffer.raw[:count].decode()
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the context keeps tokens from one decode to the next; encoders do not."""
+        return bool(self.api.llama_get_memory(self._context))
 
     def clear(self) -> None:
         """Forget all decoded tokens."""
