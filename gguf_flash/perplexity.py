@@ -86,19 +86,31 @@ def log_softmax(logits: Any) -> Any:
 
 
 def windows(session: Session, text: str, ctx: int, chunks: int | None) -> list[list[int]]:
-    """The token windows of `text`, begin token in place."""
-    tokens = session.tokenize(text.removesuffix("\n"))
-    if len(tokens) < 2 * ctx:
+    """The token windows of `text` that are scored."""
+    found, count = token_windows(session, text, ctx, chunks)
+    if count < 2 * ctx:
         raise ArgumentError(
-            f"the text has only {len(tokens)} tokens and at least {2 * ctx} are needed (two windows"
+            f"the text has only {count} tokens and at least {2 * ctx} are needed (two windows"
             f" of {ctx}); give a longer text or a smaller --ctx"
         )
-    count = len(tokens) // ctx if chunks is None else min(chunks, len(tokens) // ctx)
+    return found
+
+
+def token_windows(
+    session: Session, text: str, ctx: int, limit: int | None
+) -> tuple[list[list[int]], int]:
+    """The first `limit` (None: all) whole windows of `ctx` tokens, and the tokens of all `text`.
+
+    Windows follow each other; the first token of each is replaced by the begin token, if the model
+    has one. Fewer than `ctx` tokens at the end of the text are in no window.
+    """
+    tokens = session.tokenize(text.removesuffix("\n"))
+    count = len(tokens) // ctx if limit is None else min(limit, len(tokens) // ctx)
     found = [tokens[i * ctx : (i + 1) * ctx] for i in range(count)]
     if session.bos is not None:
         for window in found:
             window[0] = session.bos
-    return found
+    return found, len(tokens)
 
 
 def perplexity(
