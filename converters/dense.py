@@ -82,7 +82,8 @@ class DenseModel:
                 )
         if "flash_ffn.version" in files[0].kv:
             raise UnsupportedError(
-                f"cannot convert '{self.path}': it is a flash-GGUF already; give the dense GGUF"
+                f"cannot read '{self.path}' as a dense model: it is a flash-GGUF already; give the "
+                "dense GGUF"
             )
         self._fds = [os.open(p, os.O_RDONLY) for p in self.paths]
 
