@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from gguf_flash.converters.bundle import (
     permuted,
     plan_layer,
 )
-from gguf_flash.converters.dense import DenseModel, find_layers
+from gguf_flash.converters.dense import DenseModel, file_sha256, find_layers
+from gguf_flash.converters.predictor import PredictorTensors
 from gguf_flash.converters.upstream import open_source
 from gguf_flash.errors import ArgumentError, IoError
 from gguf_flash.format.container import Tensor, Value, encode_value
@@ -40,6 +41,7 @@ class _Task:
     resident: list[Tensor]
     orders: Orders
     select: str
+    predictor: PredictorTensors | None
 
 
 def convert(
@@ -47,9 +49,11 @@ def convert(
     out: Path | str,
     *,
     outtype: str | None = None,
-    select: str = "all",
+    select: str | None = None,
+    predictor: Path | str | None = None,
     down_type: str | None = None,
     activation: str | None = None,
+    threshold: Sequence[float] | None = None,
     align: int = 512,
     orders: Orders | None = None,
     progress: Progress | None = None,
@@ -58,9 +62,13 @@ def convert(
 
     ``src``: a dense GGUF file, the first file of a split set, or a Hugging Face folder.
     ``outtype``: ggml type to bring the dense model to first ("q8_0"); None keeps it.
-    ``select``: "all", or "gate" to keep the deciding matrix resident.
+    ``select``: "all", "gate" to keep the deciding matrix resident, or "predictor" (the default
+    when a predictor is given, else "all").
+    ``predictor``: file of gguf_flash train or calibrate, made from this model.
     ``down_type``: type of the transposed down rows; by default the source's, F16 if quantized.
     ``activation``: overrides what the model says ("relu").
+    ``threshold``: activation inputs up to it count as zero: one for all layers or one for each;
+    by default what the model's key flash_ffn.threshold says.
     ``align``: the stride is a multiple of this many bytes, a power of two in 32..65536.
     ``orders``: for each layer to reorder, int64 [n_ff], the source's neuron in each place.
     ``progress``: called with bytes done, bytes in all and a label.
@@ -68,15 +76,26 @@ def convert(
     ``out`` appears complete or not at all.  Raises a FlashError subclass.
     """
     src, out = Path(src), _followed(Path(out))
+    select = select or ("predictor" if predictor else "all")
     _check_arguments(src, out, select, align)
+    if (select == "predictor") != (predictor is not None):
+        raise ArgumentError(
+            "select 'predictor' and a predictor go together: give --predictor FILE, which"
+            " gguf-flash train makes, or choose another --select"
+        )
     kind = _down_type(down_type)
     report = progress or (lambda done, total, what: None)
     with open_source(src, outtype, out) as dense:
         task = _task(dense, select, kind, align, orders or {})
+        if predictor is not None:
+            task.predictor = PredictorTensors.open(predictor, _layer_sizes(task))
+            task.predictor.check_model(_possible_sources(src, outtype, dense))
         report(0, dense.nbytes, "reading")
         kv = _keys(task, align, activation, outtype, src.resolve().name)
+        kv.update(_thresholds(task, threshold))
         tensors = [p.tensor for p in task.plans]
         tensors += [PlannedTensor(t.name, t.shape, t.type) for t in task.resident]
+        tensors += task.predictor.planned() if task.predictor else []
         with FlashWriter(out, kv, tensors) as writer:
             _stream(task, writer, report)
         return writer.layout
@@ -99,7 +118,7 @@ def _source_files(src: Path) -> list[Path]:
 
 def _check_arguments(src: Path, out: Path, select: str, align: int) -> None:
     if select not in SELECTS:
-        raise ArgumentError(f"select 'all' or 'gate' expected, found '{select}'")
+        raise ArgumentError(f"select {', '.join(SELECTS)} expected, found '{select}'")
     if not 32 <= align <= 65536 or align & (align - 1):
         raise ArgumentError(f"align must be a power of two in 32..65536, found {align}")
     if not out.name:
@@ -133,7 +152,22 @@ def _task(
     keep = {t.name for x in layers for t in neuron_tensors(dense, x, select)}
     gone = {t.name for x in layers for t in x.tensors} - keep
     resident = [t for t in dense.tensors.values() if t.name not in gone]
-    return _Task(dense, plans, resident, orders, select)
+    return _Task(dense, plans, resident, orders, select, None)
+
+
+def _layer_sizes(task: _Task) -> tuple[dict[int, int], int]:
+    """n_ff of each bundled layer, and n_embd."""
+    sizes = {p.ffn.layer: p.ffn.n_ff for p in task.plans}
+    return sizes, task.plans[0].ffn.down.shape[1]
+
+
+def _possible_sources(src: Path, outtype: str | None, dense: DenseModel) -> set[str]:
+    """The digests that a predictor of this model may name: of the model as it is stored, and of
+    the file it was quantized from."""
+    found = {dense.sha256()}
+    if outtype and src.is_file():
+        found.add(file_sha256([src]))
+    return found
 
 
 def _keys(
@@ -158,10 +192,29 @@ def _keys(
         "source.name": encode_value("str", name),
         "source.outtype": encode_value("str", outtype or ""),
     }
+    if task.predictor:
+        ours.update(task.predictor.keys())
     if act:
         ours["activation"] = encode_value("str", act)
         ours["activation.source"] = encode_value("str", "asked" if activation else "model")
     return {**dense.kv, **{f"flash_ffn.{k}": v for k, v in ours.items()}}
+
+
+def _thresholds(task: _Task, given: Sequence[float] | None) -> dict[str, Value]:
+    """``flash_ffn.threshold``, a value for each bundled layer, or nothing."""
+    layers = [p.ffn.layer for p in task.plans]
+    values = list(given) if given is not None else task.dense.thresholds
+    if not values:
+        return {}
+    if len(values) == 1:
+        values = values * len(layers)
+    elif given is None:  # the model's key has one for each block
+        values = [values[n] for n in layers if n < len(values)]
+    if len(values) != len(layers):
+        raise ArgumentError(
+            f"one threshold or {len(layers)}, one for each layer, expected, found {len(values)}"
+        )
+    return {"flash_ffn.threshold": encode_value("arr:f32", values)}
 
 
 def _stream(task: _Task, writer: FlashWriter, report: Progress) -> None:
@@ -185,3 +238,7 @@ def _stream(task: _Task, writer: FlashWriter, report: Progress) -> None:
                 writer.write(piece)
         done += t.nbytes
         report(done, total, "resident tensors")
+    for data in task.predictor.data(task.orders) if task.predictor else ():
+        writer.write(data)
+        done += data.nbytes
+        report(done, total, "predictors")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from gguf_flash.errors import CorruptFileError, IoError, UnsupportedError
 from gguf_flash.format.container import Tensor, Value
 from gguf_flash.format.reader import read_set, set_tensors
 
-__all__ = ["DenseModel", "FfnLayer", "find_layers"]
+__all__ = ["DenseModel", "FfnLayer", "file_sha256", "find_layers"]
 
 _FFN = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.weight")
 _BLOCK = 8 << 20
@@ -59,7 +59,8 @@ class DenseModel:
     ``shown`` is what messages call it, when the file was made from something else.
 
     ``kv`` are the keys that describe the model; those that describe the split, the file's own
-    alignment or flash are left out.  Use as a context manager.  Raises CorruptFileError,
+    alignment or flash are left out.  ``thresholds`` are those of the activation, one for each block
+    or none.  Use as a context manager.  Raises CorruptFileError,
     VersionError, UnsupportedError or IoError.
     """
 
@@ -72,6 +73,10 @@ class DenseModel:
             for k, v in files[0].kv.items()
             if not k.startswith(("split.", "flash_ffn.")) and k != "general.alignment"
         }
+        fat = files[0].kv.get("flash_ffn.threshold")
+        self.thresholds: list[float] = (
+            [float(v) for v in fat.decode()] if fat is not None and fat.item_type == "f32" else []
+        )
         self.tensors = {t.name: t for t in set_tensors(files)}
         for t in self.tensors.values():
             size = files[t.file].size
@@ -148,13 +153,18 @@ class DenseModel:
 
     def sha256(self) -> str:
         """Hex digest of the file, or of the split set's files one after the other."""
-        digest = hashlib.sha256()
-        buffer = bytearray(_BLOCK)
-        for path in self.paths:
-            with open(path, "rb", buffering=0) as f:
-                while n := f.readinto(buffer):
-                    digest.update(memoryview(buffer)[:n])
-        return digest.hexdigest()
+        return file_sha256(self.paths)
+
+
+def file_sha256(paths: Iterable[Path]) -> str:
+    """Hex digest of the files, one after the other."""
+    digest = hashlib.sha256()
+    buffer = bytearray(_BLOCK)
+    for path in paths:
+        with open(path, "rb", buffering=0) as f:
+            while n := f.readinto(buffer):
+                digest.update(memoryview(buffer)[:n])
+    return digest.hexdigest()
 
 
 def find_layers(dense: DenseModel) -> list[FfnLayer]:

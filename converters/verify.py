@@ -24,7 +24,9 @@ from gguf_flash.converters.upstream import open_source
 from gguf_flash.errors import IoError
 from gguf_flash.format.container import Tensor
 from gguf_flash.format.layout import FlashLayout, LayerBundle, Part
+from gguf_flash.format.predictor import predictor_names
 from gguf_flash.format.reader import read_layout
+from gguf_flash.predictor.file import Predictor
 
 __all__ = ["Verification", "verify"]
 
@@ -70,14 +72,19 @@ class Verification:
 
 
 def verify(
-    file: Path | str, against: Path | str, *, progress: Progress | None = None
+    file: Path | str,
+    against: Path | str,
+    *,
+    predictor: Path | str | None = None,
+    progress: Progress | None = None,
 ) -> Verification:
     """Compare the flash-GGUF ``file`` with the model ``against`` it was converted from.
 
     ``against`` is what was given to :func:`convert`; when the file was made with an outtype, or
     from a Hugging Face folder, the same dense source is made again in a temporary file beside
     ``file``.  Every part of every neuron, every padding byte, every resident tensor and every key
-    is compared.  Reordered neurons are recognised by the hashes of their rows.
+    is compared.  Reordered neurons are recognised by the hashes of their rows.  ``predictor`` is the
+    file that was given to :func:`convert`; without it, a predictor's tensors are not compared.
 
     Returns a report; raises a FlashError subclass when one of the files cannot be read.
     """
@@ -88,7 +95,10 @@ def verify(
         open_source(against, outtype, Path(file)) as dense,
         _FlashFile(layout) as flash,
     ):
-        return _Comparison(flash, dense, report).run()
+        comparison = _Comparison(flash, dense, report)
+        if predictor is not None:
+            comparison.predicted = _predictor_bytes(predictor)
+        return comparison.run()
 
 
 class _FlashFile:
@@ -130,6 +140,9 @@ class _Comparison:
         self.flash, self.dense, self.progress = flash, dense, progress
         self.layout = flash.layout
         self.report = Verification()
+        self.predicted: dict[
+            str, NDArray[np.uint8]
+        ] = {}  # the predictor's tensors, if it was given
         self.proven: set[str] = set()  # resident tensors that a reordered layer accounts for
         self.done = 0
 
@@ -261,7 +274,8 @@ class _Comparison:
         for x in self.layers:
             gone -= {t.name for t in neuron_tensors(self.dense, x, self.layout.select)}
         expected = {n: t for n, t in self.dense.tensors.items() if n not in gone}
-        for name in sorted(set(expected) ^ set(self.flash.resident)):
+        of_predictors = {n for p in self.layout.predictors for n in predictor_names(p.layer)}
+        for name in sorted(set(expected) ^ (set(self.flash.resident) - of_predictors)):
             side = "missing" if name in expected else "not in the source"
             self.differ(f"tensor '{name}' is {side}")
         for name, theirs in expected.items():
@@ -275,6 +289,11 @@ class _Comparison:
                 self.differ(f"tensor '{name}' is {ours.type.name} {ours.shape}")
             elif name not in self.proven and not self._same_data(ours, theirs):
                 self.differ(f"tensor '{name}' has other bytes than the source")
+
+        for name in sorted(of_predictors & self.predicted.keys()):
+            data = self.flash.tensor(self.flash.resident[name])
+            if not np.array_equal(data, self.predicted[name]):
+                self.differ(f"tensor '{name}' has other bytes than the predictor")
 
     def _same_data(self, ours: Tensor, theirs: Tensor) -> bool:
         offset = ours.offset
@@ -297,6 +316,13 @@ class _Comparison:
                 self.report.keys += 1
         for key in ours:
             self.differ(f"key '{key}' is not in the source")
+
+
+def _predictor_bytes(path: Path | str) -> dict[str, NDArray[np.uint8]]:
+    """Each tensor of a predictor file, by name."""
+    layers = Predictor.open(path).layers.values()
+    tensors = {name: array for p in layers for name, array in p.tensors().items()}
+    return {name: array.view(np.uint8).ravel() for name, array in tensors.items()}
 
 
 def _part_source(ffn: FfnLayer, part: str) -> tuple[Tensor, int]:

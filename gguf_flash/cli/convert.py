@@ -5,11 +5,30 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
 from gguf_flash.cli.progress import progress_bar
-from gguf_flash.format.layout import ACTIVATIONS
+from gguf_flash.errors import ArgumentError
+from gguf_flash.format.layout import ACTIVATIONS, SELECTS
+
+
+def thresholds(given: str | None) -> list[float] | None:
+    """A number, or the numbers in a JSON file. Raises ArgumentError."""
+    if given is None:
+        return None
+    try:
+        return [float(given)]
+    except ValueError:
+        pass
+    try:
+        found = json.loads(Path(given).read_text())
+        return [float(v) for v in found]
+    except (OSError, ValueError, TypeError) as e:
+        raise ArgumentError(
+            f"--threshold takes a number or a JSON file with a list of them, found '{given}' ({e})"
+        ) from e
 
 
 @click.command("convert")
@@ -18,13 +37,23 @@ from gguf_flash.format.layout import ACTIVATIONS
 @click.option("--outtype", help="Bring the model to this type first: f16, bf16, q8_0, q4_k...")
 @click.option(
     "--select",
-    type=click.Choice(["all", "gate"]),
-    default="all",
-    show_default=True,
-    help="all: every neuron is read; gate: the deciding matrix stays resident and chooses.",
+    type=click.Choice(SELECTS),
+    help="all: every neuron is read; gate: the deciding matrix stays resident and chooses;"
+    " predictor: the file of --predictor chooses [default: predictor if one is given, else all].",
+)
+@click.option(
+    "--predictor",
+    type=click.Path(exists=True, dir_okay=False),
+    help="What gguf-flash train or calibrate wrote for this model.",
 )
 @click.option("--down-type", help="Type of the down rows [default: the source's, f16 if quantized]")
 @click.option("--activation", type=click.Choice(ACTIVATIONS), help="Overrides the model's own.")
+@click.option(
+    "--threshold",
+    metavar="T|FILE",
+    callback=lambda context, parameter, value: thresholds(value),
+    help="FATReLU: activation inputs up to T become zero; or a JSON list with a T for each layer.",
+)
 @click.option(
     "--align", type=int, default=512, show_default=True, help="Multiple for the bundle stride."
 )
@@ -33,17 +62,17 @@ from gguf_flash.format.layout import ACTIVATIONS
 def command(
     src: Path,
     out: Path,
-    outtype: str | None,
-    select: str,
-    down_type: str | None,
-    activation: str | None,
-    align: int,
     quiet: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Convert SRC to a flash-GGUF.
 
     SRC is a dense GGUF (of a split set the first file) or a Hugging Face model folder.
+
+    \b
+    Example:
+      gguf-flash convert model.gguf --out model.flash.gguf --select gate
     """
     from humanfriendly import format_size
 
@@ -51,16 +80,7 @@ def command(
 
     start = time.monotonic()
     with progress_bar("convert", quiet) as progress:
-        layout = convert(
-            src,
-            out,
-            outtype=outtype,
-            select=select,
-            down_type=down_type,
-            activation=activation,
-            align=align,
-            progress=progress,
-        )
+        layout = convert(src, out, progress=progress, **options)
     seconds = time.monotonic() - start
     if as_json:
         summary = {

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gguf_flash.format.layout import FlashLayout
+from gguf_flash.format.predictor import predictor_names
 from gguf_flash.format.reader import read_layout
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @click.command("inspect")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(file: Path, as_json: bool) -> None:
-    """Show the bundles and totals of FILE; only headers are read."""
+    """Show the bundles and totals of FILE; only headers are read.
+
+    Of a file with predictors also, for each layer, their rank and threshold, and as far as it was
+    calibrated: the share of neurons that are zero and that are selected, of the active ones missed
+    (false negatives), of the inactive ones selected (false positives), and the cache slots that a
+    window needs.
+
+    \b
+    Example:
+      gguf-flash inspect model.flash.gguf
+    """
     layout = read_layout(file)
     if as_json:
         click.echo(json.dumps(_as_dict(layout)))
@@ -51,27 +66,79 @@ def _as_dict(layout: FlashLayout) -> dict[str, Any]:
                 "file": b.file,
                 "offset": b.offset,
                 "bytes": b.nbytes,
+                **_selection(layout, i),
             }
-            for b in layout.layers
+            for i, b in enumerate(layout.layers)
         ],
+        "calibration": _calibration(layout),
     }
+
+
+def _calibration(layout: FlashLayout) -> dict[str, Any] | None:
+    found = layout.calibration
+    if found is None:
+        return None
+    return {name: getattr(found, name) for name in ("text", "tokens", "target", "window")}
+
+
+def _selection(layout: FlashLayout, index: int) -> dict[str, Any]:
+    """What the file says about how neurons of a layer are selected, and how many of them."""
+    found: dict[str, Any] = {}
+    if layout.thresholds:
+        found["activation_threshold"] = layout.thresholds[index]
+    if layout.predictors:
+        found["rank"] = layout.predictors[index].rank
+        found["threshold"] = layout.predictors[index].threshold
+        names = predictor_names(layout.layers[index].layer)
+        found["predictor_bytes"] = sum(t.nbytes for t in layout.resident if t.name in names)
+    if layout.calibration is not None:
+        c = layout.calibration
+        for name, values in (*c.rates.items(), ("capacity", c.capacity)):
+            if values:
+                found[name] = values[index]
+        if c.miss_curve:
+            found["miss_curve"] = list(zip(c.miss_slots[index], c.miss_curve[index], strict=True))
+    return found
+
+
+# Column, key in _selection, and how it is shown.
+_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("rank", "rank", str),
+    ("threshold", "threshold", "{:.3f}".format),
+    ("zero", "active", lambda v: f"{100 * (1 - v):.1f}%"),
+    ("selected", "selected", lambda v: f"{100 * v:.1f}%"),
+    ("missed", "false_negatives", lambda v: f"{100 * v:.1f}%"),
+    ("false pos.", "false_positives", lambda v: f"{100 * v:.1f}%"),
+    ("slots", "capacity", str),
+)
+
+
+def _table(layout: FlashLayout) -> Table:
+    from humanfriendly import format_size
+    from rich.table import Table
+
+    table = Table(title=str(layout.path), title_justify="left")
+    rows = [_selection(layout, i) for i in range(len(layout.layers))]
+    columns = [c for c in _COLUMNS if c[1] in rows[0]]
+    for name in ("layer", "neurons", "parts", "stride", "bytes", "share"):
+        table.add_column(name, justify="left" if name == "parts" else "right")
+    for name, _, _ in columns:
+        table.add_column(name, justify="right")
+    for b, row in zip(layout.layers, rows, strict=True):
+        parts = " ".join(f"{p.name}:{p.type.name}" for p in b.parts)
+        share = f"{100 * b.nbytes / layout.file_bytes:.1f}%"
+        size = format_size(b.nbytes, binary=True)
+        shown = [show(row[key]) for _, key, show in columns]
+        table.add_row(str(b.layer), str(b.n_ff), parts, str(b.stride), size, share, *shown)
+    return table
 
 
 def _print(layout: FlashLayout) -> None:
     from humanfriendly import format_size
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(title=str(layout.path), title_justify="left")
-    for name in ("layer", "neurons", "parts", "stride", "bytes", "share"):
-        table.add_column(name, justify="left" if name == "parts" else "right")
-    for b in layout.layers:
-        parts = " ".join(f"{p.name}:{p.type.name}" for p in b.parts)
-        share = f"{100 * b.nbytes / layout.file_bytes:.1f}%"
-        size = format_size(b.nbytes, binary=True)
-        table.add_row(str(b.layer), str(b.n_ff), parts, str(b.stride), size, share)
     console = Console(highlight=False)
-    console.print(table)
+    console.print(_table(layout))
     source = layout.text("flash_ffn.source.name") or "unknown"
     outtype = layout.text("flash_ffn.source.outtype")
     rows = [
@@ -81,5 +148,9 @@ def _print(layout: FlashLayout) -> None:
         ("activation", layout.activation or "as the architecture has it"),
         ("source", f"{source} as {outtype}" if outtype else source),
     ]
+    c = layout.calibration
+    if c is not None:
+        text = f"{c.target}; {c.tokens} tokens of {c.text}; slots for a window of {c.window} tokens"
+        rows.append(("calibrated", text))
     for label, value in rows:
-        console.print(f"{label:10} {value}", markup=False)
+        console.print(f"{label:11}{value}", markup=False)

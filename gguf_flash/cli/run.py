@@ -68,6 +68,7 @@ def summary(figures: dict[str, Any]) -> str:
             f"{figures['requests_per_token']:.1f} requests/token",
             "hit rate "
             + ("none" if figures["hit_rate"] is None else f"{100 * figures['hit_rate']:.1f} %"),
+            *([f"predictor {p:.2f} ms"] if (p := figures["predictor_ms"]) else []),
             f"I/O {figures['io_ms']:.2f} ms",
             f"management {figures['mem_ms']:.2f} ms",
             f"compute {figures['compute_ms']:.2f} ms",

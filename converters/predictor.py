@@ -1,0 +1,79 @@
+"""A trained predictor as tensors and keys of a flash-GGUF."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gguf_flash.format.container import Value, encode_value
+from gguf_flash.format.ggml_types import TYPES
+from gguf_flash.format.predictor import RATES, predictor_names
+from gguf_flash.format.writer import PlannedTensor
+from gguf_flash.predictor.file import Predictor
+
+__all__ = ["PredictorTensors"]
+
+_F32, _F16 = TYPES[0], TYPES[1]
+
+
+class PredictorTensors:
+    """The predictors of the layers that a conversion bundles, in their order."""
+
+    def __init__(self, predictor: Predictor, sizes: tuple[Mapping[int, int], int]) -> None:
+        self._predictor, (self._n_ff, self._n_embd) = predictor, sizes
+        self._layers = [predictor.layers[n] for n in self._n_ff if n in predictor.layers]
+
+    @classmethod
+    def open(cls, path: Path | str, sizes: tuple[Mapping[int, int], int]) -> PredictorTensors:
+        """Read ``path`` for a model with ``sizes``: n_ff of each layer, and n_embd."""
+        return cls(Predictor.open(path), sizes)
+
+    def check_model(self, digests: set[str]) -> None:
+        """Raise PredictorError unless it was trained on a model with one of these sha256."""
+        own = self._predictor.model_sha256
+        digest = own if own in digests else min(digests)
+        self._predictor.check_fits(digest, self._n_ff, self._n_embd)
+
+    def planned(self) -> list[PlannedTensor]:
+        """The tensors to write: A, B and b of each layer."""
+        tensors = []
+        for p in self._layers:
+            shapes = ((p.n_embd, p.rank), (p.rank, p.n_ff), (p.n_ff,))
+            kinds = (_F16, _F16, _F32)
+            names = predictor_names(p.layer)
+            tensors += [PlannedTensor(*t) for t in zip(names, shapes, kinds, strict=True)]
+        return tensors
+
+    def data(self, orders: Mapping[int, NDArray[np.int64]]) -> Iterator[NDArray[Any]]:
+        """What :meth:`planned` names, with the neurons of a layer in the order given for it."""
+        for p in self._layers:
+            order = orders.get(p.layer, slice(None))
+            yield np.ascontiguousarray(p.a, "<f2")
+            yield np.ascontiguousarray(p.b[order], "<f2")
+            yield np.ascontiguousarray(p.bias[order], "<f4")
+
+    def keys(self) -> dict[str, Value]:
+        """``predictor.*``, and ``calibration.*`` if it was calibrated, without ``flash_ffn.``."""
+        keys = {
+            "predictor.rank": encode_value("arr:u32", [p.rank for p in self._layers]),
+            "predictor.threshold": encode_value("arr:f32", [p.threshold for p in self._layers]),
+        }
+        found = self._predictor.training.get("calibration")
+        if found is None:
+            return keys
+        kinds = {
+            **dict.fromkeys(("text", "target"), "str"),
+            **dict.fromkeys(("tokens", "window"), "u32"),
+            **dict.fromkeys(("capacity", "miss_slots"), "arr:u32"),
+            **dict.fromkeys((*RATES, "miss_curve"), "arr:f32"),
+        }
+        for name, kind in kinds.items():
+            value = found[name]
+            if name.startswith("miss_"):
+                value = [v for row in value for v in row]
+            keys[f"calibration.{name}"] = encode_value(kind, value)
+        return keys
