@@ -1,6 +1,6 @@
 """From a dense model to a flash-GGUF, and the proof that nothing was lost on the way."""
 
-from gguf_flash.converters.build import convert
+from gguf_flash.converters.build import convert, convert_dense
 from gguf_flash.converters.verify import Verification, verify
 
-__all__ = ["Verification", "convert", "verify"]
+__all__ = ["Verification", "convert", "convert_dense", "verify"]

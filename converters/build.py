@@ -26,9 +26,9 @@ from gguf_flash.errors import ArgumentError, IoError
 from gguf_flash.format.container import Tensor, Value, encode_value
 from gguf_flash.format.ggml_types import GgmlType, type_by_name
 from gguf_flash.format.layout import FORMAT_VERSION, SELECTS, FlashLayout
-from gguf_flash.format.writer import FlashWriter, PlannedTensor
+from gguf_flash.format.writer import FlashWriter, GgufWriter, PlannedTensor
 
-__all__ = ["Progress", "convert"]
+__all__ = ["Progress", "convert", "convert_dense"]
 
 # Called with bytes done, bytes in all, and what is being done.
 Progress = Callable[[int, int, str], None]
@@ -92,13 +92,48 @@ def convert(
             task.predictor.check_model(_possible_sources(src, outtype, dense))
         report(0, dense.nbytes, "reading")
         kv = _keys(task, align, activation, outtype, src.resolve().name)
-        kv.update(_thresholds(task, threshold))
+        kv.update(_thresholds([p.ffn.layer for p in task.plans], dense, threshold))
         tensors = [p.tensor for p in task.plans]
         tensors += [PlannedTensor(t.name, t.shape, t.type) for t in task.resident]
         tensors += task.predictor.planned() if task.predictor else []
         with FlashWriter(out, kv, tensors) as writer:
             _stream(task, writer, report)
         return writer.layout
+
+
+def convert_dense(
+    src: Path | str,
+    out: Path | str,
+    *,
+    outtype: str | None = None,
+    activation: str | None = None,
+    threshold: Sequence[float] | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Write the dense GGUF ``out`` from ``src``: what gguf_flash collect records.
+
+    The arguments are those of :func:`convert`.  ``activation`` and ``threshold`` become the keys
+    ``<arch>.hidden_activation`` and ``flash_ffn.threshold``, which the patched llama.cpp obeys.
+    """
+    src, out = Path(src), _followed(Path(out))
+    _check_output(src, out)
+    report = progress or (lambda done, total, what: None)
+    with open_source(src, outtype, out) as dense:
+        layers = find_layers(dense)
+        kv = dict(dense.kv)
+        if activation:
+            name = activation_of(dense.arch, None, activation)
+            kv[f"{dense.arch}.hidden_activation"] = encode_value("str", name)
+        kv.update(_thresholds([x.layer for x in layers], dense, threshold))
+        tensors = list(dense.tensors.values())
+        done = 0
+        with GgufWriter(out, kv, [PlannedTensor(t.name, t.shape, t.type) for t in tensors]) as w:
+            for t in tensors:
+                for piece in dense.blocks(t):
+                    w.write(piece)
+                done += t.nbytes
+                report(done, dense.nbytes, "tensors")
+    return out
 
 
 def _followed(out: Path) -> Path:
@@ -121,6 +156,10 @@ def _check_arguments(src: Path, out: Path, select: str, align: int) -> None:
         raise ArgumentError(f"select {', '.join(SELECTS)} expected, found '{select}'")
     if not 32 <= align <= 65536 or align & (align - 1):
         raise ArgumentError(f"align must be a power of two in 32..65536, found {align}")
+    _check_output(src, out)
+
+
+def _check_output(src: Path, out: Path) -> None:
     if not out.name:
         raise ArgumentError("the output has an empty name; give --out FILE")
     if out.exists() and not out.is_file():
@@ -200,10 +239,11 @@ def _keys(
     return {**dense.kv, **{f"flash_ffn.{k}": v for k, v in ours.items()}}
 
 
-def _thresholds(task: _Task, given: Sequence[float] | None) -> dict[str, Value]:
-    """``flash_ffn.threshold``, a value for each bundled layer, or nothing."""
-    layers = [p.ffn.layer for p in task.plans]
-    values = list(given) if given is not None else task.dense.thresholds
+def _thresholds(
+    layers: list[int], dense: DenseModel, given: Sequence[float] | None
+) -> dict[str, Value]:
+    """``flash_ffn.threshold``, a value for each of ``layers``, or nothing."""
+    values = list(given) if given is not None else dense.thresholds
     if not values:
         return {}
     if len(values) == 1:

@@ -83,8 +83,8 @@ def verify(
     ``against`` is what was given to :func:`convert`; when the file was made with an outtype, or
     from a Hugging Face folder, the same dense source is made again in a temporary file beside
     ``file``.  Every part of every neuron, every padding byte, every resident tensor and every key
-    is compared.  Reordered neurons are recognised by the hashes of their rows.  ``predictor`` is the
-    file that was given to :func:`convert`; without it, a predictor's tensors are not compared.
+    is compared.  Reordered neurons are recognised by the hashes of their rows.  ``predictor`` is
+    the file that was given to :func:`convert`; without it, predictors are not compared.
 
     Returns a report; raises a FlashError subclass when one of the files cannot be read.
     """
@@ -140,9 +140,7 @@ class _Comparison:
         self.flash, self.dense, self.progress = flash, dense, progress
         self.layout = flash.layout
         self.report = Verification()
-        self.predicted: dict[
-            str, NDArray[np.uint8]
-        ] = {}  # the predictor's tensors, if it was given
+        self.predicted: dict[str, NDArray[np.uint8]] = {}  # tensors of the predictor, if given
         self.proven: set[str] = set()  # resident tensors that a reordered layer accounts for
         self.done = 0
 
@@ -251,18 +249,32 @@ class _Comparison:
         """
         theirs: Counter[bytes] = Counter()
         names = neuron_tensors(self.dense, ffn, self.layout.select)
-        extra = _beside(names, ffn, self._dense_bytes)
+        extra = np.concatenate(
+            [_beside(names, ffn, self._dense_bytes), self._scoring(ffn, self.predicted.get)], axis=1
+        )
         for begin, end, rows in self._expected(ffn, b):
             theirs.update(_hashes(rows, extra[begin:end]))
         ours: Counter[bytes] = Counter()
         mine = [self.flash.resident[t.name] for t in names if t.name in self.flash.resident]
         if [(t.name, t.shape, t.type) for t in mine] != [(t.name, t.shape, t.type) for t in names]:
             return False
-        extra = _beside(mine, ffn, self.flash.tensor)
+        extra = np.concatenate(
+            [_beside(mine, ffn, self.flash.tensor), self._scoring(ffn, self._flash_bytes)], axis=1
+        )
         for begin in range(0, b.n_ff, _STEP):
             end = min(begin + _STEP, b.n_ff)
             ours.update(_hashes(self.flash.rows(b, begin, end), extra[begin:end]))
         return ours == theirs
+
+    def _scoring(self, ffn: FfnLayer, read: Any) -> NDArray[np.uint8]:
+        """The predictor's row and bias of each neuron: uint8 [n_ff, bytes], without one empty."""
+        names = [n for n in predictor_names(ffn.layer)[1:] if n in self.predicted]
+        self.proven |= set(names)
+        rows = [read(n).reshape(ffn.n_ff, -1) for n in names]
+        return np.concatenate([np.empty((ffn.n_ff, 0), np.uint8), *rows], axis=1)
+
+    def _flash_bytes(self, name: str) -> NDArray[np.uint8]:
+        return self.flash.tensor(self.flash.resident[name])
 
     def _dense_bytes(self, t: Tensor) -> NDArray[np.uint8]:
         out = np.empty(t.nbytes, np.uint8)
@@ -291,8 +303,8 @@ class _Comparison:
                 self.differ(f"tensor '{name}' has other bytes than the source")
 
         for name in sorted(of_predictors & self.predicted.keys()):
-            data = self.flash.tensor(self.flash.resident[name])
-            if not np.array_equal(data, self.predicted[name]):
+            same = np.array_equal(self._flash_bytes(name), self.predicted[name])
+            if not same and name not in self.proven:
                 self.differ(f"tensor '{name}' has other bytes than the predictor")
 
     def _same_data(self, ours: Tensor, theirs: Tensor) -> bool:

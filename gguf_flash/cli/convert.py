@@ -57,6 +57,9 @@ def thresholds(given: str | None) -> list[float] | None:
 @click.option(
     "--align", type=int, default=512, show_default=True, help="Multiple for the bundle stride."
 )
+@click.option(
+    "--dense", is_flag=True, help="Write a dense GGUF instead, for gguf-flash collect and others."
+)
 @click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def command(
@@ -64,6 +67,7 @@ def command(
     out: Path,
     quiet: bool,
     as_json: bool,
+    dense: bool,
     **options: Any,
 ) -> None:
     """Convert SRC to a flash-GGUF.
@@ -78,6 +82,9 @@ def command(
 
     from gguf_flash.converters import convert
 
+    if dense:
+        _dense(src, out, quiet, as_json, options)
+        return
     start = time.monotonic()
     with progress_bar("convert", quiet) as progress:
         layout = convert(src, out, progress=progress, **options)
@@ -99,3 +106,20 @@ def command(
             f"{format_size(layout.bundle_bytes, binary=True)} of bundles on flash, "
             f"{format_size(layout.resident_bytes, binary=True)} resident, in {seconds:.1f} s"
         )
+
+
+def _dense(src: Path, out: Path, quiet: bool, as_json: bool, options: dict[str, Any]) -> None:
+    from gguf_flash.converters import convert_dense
+
+    for name, usual in (("select", None), ("predictor", None), ("down_type", None), ("align", 512)):
+        if options.pop(name) != usual:
+            raise ArgumentError(
+                f"--dense writes no bundles, so it takes no --{name.replace('_', '-')}"
+            )
+    with progress_bar("convert", quiet) as progress:
+        convert_dense(src, out, progress=progress, **options)
+    size = out.stat().st_size
+    if as_json:
+        click.echo(json.dumps({"path": str(out), "file_bytes": size}))
+    elif not quiet:
+        click.echo(f"wrote {out}: a dense GGUF of {size} bytes")

@@ -18,18 +18,34 @@ from gguf_flash.cli.progress import progress_bar
     type=click.Path(path_type=Path),
     help="What FILE was converted from: a dense GGUF or a Hugging Face folder.",
 )
+@click.option(
+    "--predictor",
+    type=click.Path(exists=True, dir_okay=False),
+    help="The predictor FILE was converted with; else its tensors are not compared.",
+)
 @click.option("--quiet", is_flag=True, help="No progress bar and no line when equal.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_context
-def command(ctx: click.Context, file: Path, against: Path, quiet: bool, as_json: bool) -> None:
+def command(
+    ctx: click.Context,
+    file: Path,
+    against: Path,
+    predictor: str | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Compare every row, tensor and key of FILE with the model it came from.
 
     Ends with status 1 and the first difference when they are not equal.
+
+    \b
+    Example:
+      gguf-flash verify model.flash.gguf --against model.gguf
     """
     from gguf_flash.converters import verify
 
     with progress_bar("verify", quiet) as progress:
-        report = verify(file, against, progress=progress)
+        report = verify(file, against, predictor=predictor, progress=progress)
     if as_json:
         click.echo(json.dumps(report.as_dict()))
     elif not report.ok or not quiet:

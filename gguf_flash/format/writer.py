@@ -1,4 +1,4 @@
-"""Writing a flash-GGUF: header first, then tensor data in order, never more than a block in RAM.
+"""Writing a GGUF, flash or dense: header first, then tensor data in order, never more than a block in RAM.
 
 The file grows without a name where the system can do that (Linux), else as a temporary sibling; it
 is flushed to the device and renamed at the end.  Any failure or interrupt, on Linux even a kill,
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,10 @@ from gguf_flash.format.container import (
 from gguf_flash.format.ggml_types import GgmlType
 from gguf_flash.format.layout import FileExtent, FlashLayout, round_up, validate
 
-__all__ = ["FlashWriter", "PlannedTensor"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["FlashWriter", "GgufWriter", "PlannedTensor"]
 
 DATA_ALIGN = 4096
 PAD_KEY = "flash_ffn.pad"
@@ -74,15 +77,14 @@ def _header(kv: Mapping[str, Value], infos: bytes, n_tensors: int) -> tuple[byte
     return head + body + _string(PAD_KEY) + pad.raw + infos, pad
 
 
-class FlashWriter:
-    """Context manager that writes one flash-GGUF to ``path``.
+class GgufWriter:
+    """Context manager that writes one GGUF to ``path``.
 
-    ``kv`` are all keys but the padding, in order; ``tensors`` are written in the order given, the
-    bundles first.  Inside the ``with`` block, call :meth:`write` with the data of each tensor in
-    turn, in pieces of any size.  Leaving the block normally publishes the file.
+    ``kv`` are all keys but the padding, in order; ``tensors`` are written in the order given.
+    Inside the ``with`` block, call :meth:`write` with the data of each tensor in turn, in pieces of
+    any size.  Leaving the block normally publishes the file.
 
-    The plan is validated by the reader's own rules before a byte is written.  Raises IoError when
-    the disk refuses, ValueError when the data does not match the plan.
+    Raises IoError when the disk refuses, ValueError when the data does not match the plan.
     """
 
     def __init__(
@@ -97,15 +99,14 @@ class FlashWriter:
             for t, o in zip(tensors, offsets, strict=True)
         ]
         self.size = start + data_bytes
-        extent = FileExtent(self.path, self.size, start, DEFAULT_ALIGNMENT)
-        self.layout: FlashLayout = validate({**kv, PAD_KEY: pad}, self._tensors, [extent])
+        self._kv = {**kv, PAD_KEY: pad}
         self._temp = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
         self._fd = -1
         self._named = False
         self._index = 0
         self._left = 0
 
-    def __enter__(self) -> FlashWriter:
+    def __enter__(self) -> Self:
         try:
             self._check_room()
             self._fd = self._open()
@@ -207,3 +208,17 @@ class FlashWriter:
         return IoError(
             f"cannot write '{self.path}': {error.strerror or error}; no partial file was left"
         )
+
+
+class FlashWriter(GgufWriter):
+    """Writes a flash-GGUF, the bundles being the first of ``tensors``.
+
+    The plan is validated by the reader's own rules before a byte is written.
+    """
+
+    def __init__(
+        self, path: Path | str, kv: Mapping[str, Value], tensors: Sequence[PlannedTensor]
+    ) -> None:
+        super().__init__(path, kv, tensors)
+        extent = FileExtent(self.path, self.size, len(self._header), DEFAULT_ALIGNMENT)
+        self.layout: FlashLayout = validate(self._kv, self._tensors, [extent])
