@@ -113,23 +113,34 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 )
 
 
-def _table(layout: FlashLayout) -> Table:
+def _bundle_table(layout: FlashLayout) -> Table:
     from humanfriendly import format_size
     from rich.table import Table
 
     table = Table(title=str(layout.path), title_justify="left")
-    rows = [_selection(layout, i) for i in range(len(layout.layers))]
-    columns = [c for c in _COLUMNS if c[1] in rows[0]]
     for name in ("layer", "neurons", "parts", "stride", "bytes", "share"):
         table.add_column(name, justify="left" if name == "parts" else "right")
-    for name, _, _ in columns:
-        table.add_column(name, justify="right")
-    for b, row in zip(layout.layers, rows, strict=True):
+    for b in layout.layers:
         parts = " ".join(f"{p.name}:{p.type.name}" for p in b.parts)
         share = f"{100 * b.nbytes / layout.file_bytes:.1f}%"
         size = format_size(b.nbytes, binary=True)
-        shown = [show(row[key]) for _, key, show in columns]
-        table.add_row(str(b.layer), str(b.n_ff), parts, str(b.stride), size, share, *shown)
+        table.add_row(str(b.layer), str(b.n_ff), parts, str(b.stride), size, share)
+    return table
+
+
+def _selection_table(layout: FlashLayout) -> Table | None:
+    from rich.table import Table
+
+    rows = [_selection(layout, i) for i in range(len(layout.layers))]
+    columns = [c for c in _COLUMNS if c[1] in rows[0]]
+    if not columns:
+        return None
+    table = Table(title="selection", title_justify="left")
+    table.add_column("layer", justify="right")
+    for name, _, _ in columns:
+        table.add_column(name, justify="right")
+    for b, row in zip(layout.layers, rows, strict=True):
+        table.add_row(str(b.layer), *(show(row[key]) for _, key, show in columns))
     return table
 
 
@@ -138,7 +149,10 @@ def _print(layout: FlashLayout) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(_table(layout))
+    console.print(_bundle_table(layout))
+    selection = _selection_table(layout)
+    if selection is not None:
+        console.print(selection)
     source = layout.text("flash_ffn.source.name") or "unknown"
     outtype = layout.text("flash_ffn.source.outtype")
     rows = [

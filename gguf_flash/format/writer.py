@@ -1,4 +1,4 @@
-"""Writing a GGUF, flash or dense: header first, then tensor data in order, never more than a block in RAM.
+"""Writing a GGUF, flash or dense: header first, then tensor data, never more than a block in RAM.
 
 The file grows without a name where the system can do that (Linux), else as a temporary sibling; it
 is flushed to the device and renamed at the end.  Any failure or interrupt, on Linux even a kill,
