@@ -28,6 +28,8 @@ class Settings:
     reader: "auto", "io_uring" or "pread".
     depth: reads in flight.
     prefill: how a prompt reads a layer: "select" neurons, "stream" it whole, or "auto".
+    activation: in place of the model's, also of a dense one: "relu", "relu_sqr", "silu", "gelu",
+        "gelu_erf".
     """
 
     ram: int | str | None = None
@@ -36,6 +38,7 @@ class Settings:
     reader: str | None = None
     depth: int | None = None
     prefill: str | None = None
+    activation: str | None = None
 
     def chosen(self) -> dict[str, int | str]:
         """The settings that are not None, as the engine takes them. Raises ArgumentError."""

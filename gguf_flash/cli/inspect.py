@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,18 @@ from gguf_flash.format.reader import read_layout
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from gguf_flash.calibrate.probe import Probed
+
 
 @click.command("inspect")
 @click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--probe",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="FILE is a dense GGUF: run it on this text with every activation there is.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def command(file: Path, as_json: bool) -> None:
+def command(file: Path, probe: Path | None, as_json: bool) -> None:
     """Show the bundles and totals of FILE; only headers are read.
 
     Of a file with predictors also, for each layer, their rank and threshold, and as far as it was
@@ -28,10 +36,17 @@ def command(file: Path, as_json: bool) -> None:
     (false negatives), of the inactive ones selected (false positives), and the cache slots that a
     window needs.
 
+    With --probe, the share of FFN activations that are zero and the perplexity under each
+    activation tell which one a model was trained with, whatever its configuration says.
+
     \b
-    Example:
+    Examples:
       gguf-flash inspect model.flash.gguf
+      gguf-flash inspect model.gguf --probe book.txt
     """
+    if probe is not None:
+        _probe(file, probe, as_json)
+        return
     layout = read_layout(file)
     if as_json:
         click.echo(json.dumps(_as_dict(layout)))
@@ -168,3 +183,31 @@ def _print(layout: FlashLayout) -> None:
         rows.append(("calibrated", text))
     for label, value in rows:
         console.print(f"{label:11}{value}", markup=False)
+
+
+def _probed(p: Probed) -> dict[str, Any]:
+    """JSON has no NaN: a model that runs to infinity has no perplexity."""
+    return {**vars(p), "perplexity": p.perplexity if math.isfinite(p.perplexity) else None}
+
+
+def _probe(file: Path, text: Path, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from gguf_flash.calibrate.probe import probe
+    from gguf_flash.cli.progress import progress_bar
+
+    words = text.read_text(encoding="utf-8", errors="replace")
+    with progress_bar("probe", as_json, unit="activation") as progress:
+        found = probe(file, words, progress=progress)
+    if as_json:
+        click.echo(json.dumps({"path": str(file), "activations": [_probed(p) for p in found]}))
+        return
+    table = Table(title=str(file), title_justify="left")
+    for name in ("activation", "zero", "perplexity"):
+        table.add_column(name, justify="left" if name == "activation" else "right")
+    for p in found:
+        table.add_row(p.activation, f"{100 * p.zeros:.1f}%", f"{p.perplexity:.4g}")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"the likeliest is {found[0].activation}", markup=False)
