@@ -31,7 +31,7 @@ VARIATIONS = (
 )
 KEYS = {
     "text", "tokens", "tokens_per_s", "bytes_per_token", "requests_per_token", "hit_rate",
-    "io_ms", "mem_ms", "compute_ms", "peak_rss_bytes", "kv_bytes", "compute_bytes",
+    "predictor_ms", "io_ms", "mem_ms", "compute_ms", "peak_rss_bytes", "kv_bytes", "compute_bytes",
     "prompt_tokens", "prompt_s", "prompt_bytes", "ram_bytes", "flash_bytes", "memory", "settings",
     "reader",
 }  # fmt: skip
