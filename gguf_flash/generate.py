@@ -147,8 +147,8 @@ class Generation:
 
         Keys: text, tokens, tokens_per_s, bytes_per_token, requests_per_token, hit_rate,
         predictor_ms (scoring neurons), io_ms, mem_ms, compute_ms, peak_rss_bytes, kv_bytes,
-        compute_bytes, prompt_tokens, prompt_s, prompt_bytes, ram_bytes, flash_bytes, memory, settings, reader. For a dense model the
-        engine's figures are 0, None or empty.
+        compute_bytes, prompt_tokens, prompt_s, prompt_bytes, ram_bytes, flash_bytes, memory,
+        settings, reader. For a dense model the engine's figures are 0, None or empty.
         """
         start, prompted, end = self._marks
         engine = self.session.engine
