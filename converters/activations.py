@@ -25,7 +25,7 @@ bert bloom codeshell falcon gemma gemma2 gemma3 gemma4 gemma-embedding gpt2 gptn
 jina-bert-v3 modern-bert mpt phi2 spark2_5 starcoder starcoder2
 """
 _RELU = "opt"
-_RELU_SQR = "arcee jais2 nemotron nemotron_h plm"
+_RELU_SQR = "arcee jais2 nemotron nemotron_h persimmon plm"
 
 _BY_ARCH = {
     arch: name

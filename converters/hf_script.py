@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 # What config.json calls an architecture, and the module of this folder that registers its class.
-OWN_CLASSES = {"OPTForCausalLM": "opt"}
+OWN_CLASSES = {"OPTForCausalLM": "opt", "PersimmonForCausalLM": "persimmon"}
 
 
 def _add_own_classes() -> None:

@@ -1,9 +1,13 @@
 // Architectures that upstream does not have, one source file each. Included by llama-model.cpp, which
-// creates them (patch 0006); the classes follow upstream's src/models/models.h.
+// creates them (patches 0006 and 0007); the classes follow upstream's src/models/models.h.
 #pragma once
 
 #include "llama-graph.h"
 #include "llama-model.h"
+
+// What <arch>.hidden_activation says, or `otherwise` if the file has no such key; throws for one that
+// our graphs lack.
+llm_ffn_op_type hidden_activation(llama_model_loader & ml, llm_ffn_op_type otherwise);
 
 // OPT (125M to 66B): learned positions, LayerNorm before each half of a layer, or after it (350M),
 // and embeddings that may be narrower than the layers (350M), with a projection on either side.
@@ -15,4 +19,13 @@ struct llama_model_opt : public llama_model_base {
 
     ggml_tensor * project_in = nullptr;  // embeddings to layers, "fc"; null when the widths are the same
     ggml_tensor * project_out = nullptr; // layers to embeddings, "dense_2"
+};
+
+// Persimmon (8B): LayerNorm before each half of a layer and, unless the checkpoint has none, of each
+// head's query and key; RoPE on the first part of a head; squared ReLU.
+struct llama_model_persimmon : public llama_model_base {
+    llama_model_persimmon(const llama_model_params & params) : llama_model_base(params) {}
+    void load_arch_hparams(llama_model_loader & ml) override;
+    void load_arch_tensors(llama_model_loader & ml) override;
+    std::unique_ptr<llm_graph_context> build_arch_graph(const llm_graph_params & params) const override;
 };

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <map>
 #include <vector>
 
 namespace {
@@ -168,17 +167,7 @@ void llama_model_opt::load_arch_hparams(llama_model_loader & ml) {
     if (hparams.n_ctx_train == 0 || hparams.dense_2_feat_out == 0) {
         throw std::runtime_error("opt.context_length or opt.dense_2_feat_out is 0, expected at least 1");
     }
-    std::string activation = "relu";
-    ml.get_key(LLM_KV_HIDDEN_ACT, activation, false);
-    static const std::map<std::string, llm_ffn_op_type> known = {
-        { "relu", LLM_FFN_RELU }, { "relu_sqr", LLM_FFN_RELU_SQR }, { "gelu", LLM_FFN_GELU }, { "silu", LLM_FFN_SILU }
-    };
-    const auto found = known.find(activation);
-    if (found == known.end()) {
-        throw std::runtime_error("opt.hidden_activation is '" + activation +
-                                 "', expected relu, relu_sqr, gelu or silu");
-    }
-    hparams.llm_ffn_op = found->second;
+    hparams.llm_ffn_op = hidden_activation(ml, LLM_FFN_RELU);
 }
 
 void llama_model_opt::load_arch_tensors(llama_model_loader &) {
