@@ -6,6 +6,7 @@ sigmoid(score) exceeds the layer's threshold.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,7 @@ def check_calibration(keys: Keys, n_layers: int) -> Calibration | None:
     if tokens is None:
         return None
 
-    def optional(name: str, described: str, count: int = n_layers, below: float = 1e18) -> Any:
+    def optional(name: str, described: str, count: int = n_layers, below: float = math.inf) -> Any:
         return keys.numbers(
             f"calibration.{name}", described, count, 23, required=False, below=below
         )
