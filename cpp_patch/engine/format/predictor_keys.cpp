@@ -26,6 +26,18 @@ Status check_tensor(const KeyReader & keys, const Layout & layout, const std::st
                                22);
 }
 
+// What the engine has no use for must be as section 3 says all the same: readers accept the same files.
+Status check_calibration_types(const KeyReader & keys, const std::string & prefix) {
+    for (const char * name : { "text", "target" }) {
+        const Value * v = keys.find(prefix + name);
+        if (v != nullptr && !v->is(value_string)) {
+            return keys.missing(prefix + name, "a string");
+        }
+    }
+    uint64_t window = 0;
+    return keys.find(prefix + "window") == nullptr ? Status() : keys.integer(prefix + "window", window);
+}
+
 } // namespace
 
 Status read_predictor_keys(const KeyReader & keys, Layout & layout) {
@@ -70,6 +82,7 @@ Status read_calibration_keys(const KeyReader & keys, Layout & layout) {
         return {};
     }
     Status status = keys.integer(prefix + "tokens", tokens);
+    status = status.ok() ? check_calibration_types(keys, prefix) : status;
     const size_t n = layout.layers.size();
     std::vector<double> values;
     for (const char * rate : { "active", "selected", "false_negatives", "false_positives" }) {
