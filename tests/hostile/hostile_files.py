@@ -11,110 +11,10 @@ import copy
 import struct
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_IDS = {
-    "u8": (0, "B"), "u16": (2, "H"), "u32": (4, "I"), "i32": (5, "i"), "f32": (6, "f"),
-    "bool": (7, "?"), "u64": (10, "Q"),
-}  # fmt: skip
-F32, F16, Q8_0, I8 = 0, 1, 8, 24
-N_EMBD, N_FF, STRIDE = 32, 4, 512
-
-
-def _text(s: str) -> bytes:
-    return struct.pack("<Q", len(s.encode())) + s.encode()
-
-
-def _value(kind: str, v: Any) -> bytes:
-    if kind == "raw":
-        return v
-    if kind == "str":
-        return struct.pack("<I", 8) + _text(v)
-    if kind.startswith("arr:"):
-        item = kind[4:]
-        head = struct.pack("<IIQ", 9, 8 if item == "str" else _IDS[item][0], len(v))
-        if item == "str":
-            return head + b"".join(_text(x) for x in v)
-        return head + struct.pack(f"<{len(v)}{_IDS[item][1]}", *v)
-    type_id, code = _IDS[kind]
-    return struct.pack("<I" + code, type_id, v)
-
-
-@dataclass
-class Tensor:
-    name: str
-    shape: list[int]
-    type: int
-    nbytes: int
-    offset: int = -1  # -1: where the tensors before it end, were they all in place
-
-
-@dataclass
-class Model:
-    """A flash-GGUF before it is bytes; the rules are broken by editing it."""
-
-    magic: bytes = b"GGUF"
-    version: int = 3
-    kv: list[tuple[str, str, Any]] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
-    cut: int = 0  # bytes missing at the end
-    claim_kv: int | None = None
-    claim_tensors: int | None = None
-
-    def set(self, key: str, kind: str, value: Any) -> None:
-        self.kv = [(k, kind, value) if k == key else (k, t, v) for k, t, v in self.kv]
-
-    def drop(self, key: str) -> None:
-        self.kv = [x for x in self.kv if x[0] != key]
-
-    def tensor(self, name: str) -> Tensor:
-        return next(t for t in self.tensors if t.name == name)
-
-    def encode(self) -> bytes:
-        n_tensors = len(self.tensors) if self.claim_tensors is None else self.claim_tensors
-        n_kv = len(self.kv) if self.claim_kv is None else self.claim_kv
-        out = bytearray(self.magic + struct.pack("<IQQ", self.version, n_tensors, n_kv))
-        for key, kind, value in self.kv:
-            out += _text(key) + _value(kind, value)
-        end = 0
-        for t in self.tensors:
-            offset = end if t.offset < 0 else t.offset
-            out += _text(t.name) + struct.pack(f"<I{len(t.shape)}Q", len(t.shape), *t.shape)
-            out += struct.pack("<IQ", t.type, offset)
-            end += -(-t.nbytes // 32) * 32
-        out += b"\0" * (-len(out) % 32) + b"\0" * end
-        return bytes(out[: len(out) - self.cut])
-
-
-def good(select: str = "all") -> Model:
-    """A correct file of two llama layers with F32 parts."""
-    m = Model()
-    parts = ["gate", "up", "down"] if select == "all" else ["up", "down"]
-    m.kv = [
-        ("general.architecture", "str", "llama"),
-        ("flash_ffn.version", "u32", 1),
-        ("flash_ffn.select", "str", select),
-        ("flash_ffn.layers", "arr:u32", [0, 1]),
-        ("flash_ffn.n_embd", "u32", N_EMBD),
-        ("flash_ffn.gated", "bool", True),
-        ("flash_ffn.fused", "bool", False),
-        ("flash_ffn.bundle.parts", "arr:str", parts),
-        ("flash_ffn.bundle.types", "arr:u32", [F32] * (2 * len(parts))),
-        ("flash_ffn.bundle.align", "u32", 512),
-        ("flash_ffn.activation", "str", "silu"),
-    ]
-    for i in range(2):
-        name = f"blk.{i}.ffn_bundle"
-        m.tensors.append(Tensor(name, [STRIDE, N_FF], I8, STRIDE * N_FF))
-    if select == "gate":
-        for i in range(2):
-            name = f"blk.{i}.ffn_gate.weight"
-            m.tensors.append(Tensor(name, [N_EMBD, N_FF], F32, 4 * N_EMBD * N_FF))
-    m.tensors.append(Tensor("token_embd.weight", [N_EMBD, 8], F32, 4 * N_EMBD * 8))
-    return m
-
+from hostile_model import F16, F32, I8, N_EMBD, N_FF, STRIDE, Model, Tensor, good
 
 Edit = Callable[[Model], None]
 CASES: dict[str, tuple[str, Edit]] = {}  # name -> (select, edit)
@@ -294,6 +194,80 @@ _threshold("r18_threshold_infinite", [0.0, float("inf")])
 _threshold("r18_threshold_negative", [0.0, -1.0])
 
 
+def _predictor(rule: int, what: str, key: str, kind: str, value: Any) -> None:
+    _key(f"r{rule:02}_{what}", key, kind, value, "predictor")
+
+
+def _pred_attr(name: str, tensor: str, attr: str, value: Any) -> None:
+    _attr(name, f"blk.1.ffn_pred_{tensor}", attr, value, "predictor")
+
+
+for _name in ("rank", "threshold"):
+    CASES[f"r06_no_predictor_{_name}"] = (
+        "predictor", lambda m, k=_name: m.drop(f"flash_ffn.predictor.{k}"),
+    )  # fmt: skip
+_predictor(6, "rank_type", "predictor.rank", "arr:i32", [3, 32])
+_predictor(6, "predictor_threshold_type", "predictor.threshold", "f32", 0.5)
+_predictor(6, "tokens_type", "calibration.tokens", "f32", 1000.0)
+_predictor(6, "calibration_text_type", "calibration.text", "u32", 1)
+_predictor(6, "calibration_target_type", "calibration.target", "f32", 0.05)
+_predictor(6, "calibration_window_type", "calibration.window", "i32", 5)
+_predictor(6, "capacity_type", "calibration.capacity", "arr:f32", [2.0, 4.0])
+_predictor(6, "active_type", "calibration.active", "arr:u32", [0, 1])
+_predictor(6, "miss_slots_type", "calibration.miss_slots", "arr:str", ["1", "2", "4"] * 2)
+_predictor(9, "predictor_not_gated", "gated", "bool", False)
+_predictor(21, "too_few_ranks", "predictor.rank", "arr:u32", [3])
+_predictor(21, "too_many_ranks", "predictor.rank", "arr:u32", [3, 32, 3])
+_predictor(21, "no_ranks", "predictor.rank", "arr:u32", [])
+_predictor(21, "rank_0", "predictor.rank", "arr:u32", [3, 0])
+_predictor(21, "too_few_thresholds", "predictor.threshold", "arr:f32", [0.5])
+_predictor(21, "too_many_thresholds", "predictor.threshold", "arr:f32", [0.5] * 3)
+_predictor(21, "threshold_1", "predictor.threshold", "arr:f32", [0.5, 1.0])
+_predictor(21, "threshold_negative", "predictor.threshold", "arr:f32", [-0.5, 0.5])
+_predictor(21, "threshold_nan", "predictor.threshold", "arr:f32", [0.5, float("nan")])
+_predictor(21, "threshold_infinite", "predictor.threshold", "arr:f32", [float("inf"), 0.5])
+for _name in ("a.weight", "b.weight", "b.bias"):
+    _pred_attr(f"r22_no_{_name.replace('.', '_')}", _name, "name", "blk.1.other")
+    _pred_attr(f"r22_integers_{_name.replace('.', '_')}", _name, "type", I8)
+_pred_attr("r22_a_three_dimensions", "a.weight", "shape", [32, 32, 1])
+_pred_attr("r22_a_of_another_rank", "a.weight", "shape", [N_EMBD, 31])
+_pred_attr("r22_b_of_fewer_neurons", "b.weight", "shape", [32, N_FF - 1])
+_pred_attr("r22_bias_of_fewer_neurons", "b.bias", "shape", [N_FF - 1])
+_pred_attr("r22_bias_two_dimensions", "b.bias", "shape", [N_FF, 1])
+_pred_attr("r22_bias_f16", "b.bias", "type", F16)
+_predictor(22, "rank_of_another_file", "predictor.rank", "arr:u32", [4, 32])
+_predictor(22, "rank_huge", "predictor.rank", "arr:u32", [3, 2**32 - 1])
+
+
+@case("r17_predictor_and_dense_up", "predictor")
+def _(m: Model) -> None:
+    m.tensors.append(Tensor("blk.1.ffn_up.weight", [N_EMBD, N_FF], F32, 4 * N_EMBD * N_FF))
+
+
+for _name in ("active", "selected", "false_negatives", "false_positives"):
+    _predictor(23, f"too_few_{_name}", f"calibration.{_name}", "arr:f32", [0.5])
+    _predictor(23, f"too_large_{_name}", f"calibration.{_name}", "arr:f32", [0.5, 1.0011])
+_predictor(23, "active_nan", "calibration.active", "arr:f32", [0.5, float("nan")])
+_predictor(23, "active_negative", "calibration.active", "arr:f32", [-0.1, 0.5])
+_predictor(23, "too_many_capacities", "calibration.capacity", "arr:u32", [1, 2, 3])
+_predictor(23, "no_capacities", "calibration.capacity", "arr:u32", [])
+_predictor(23, "miss_slots_odd", "calibration.miss_slots", "arr:u32", [1, 2, 4, 1, 2])
+_predictor(23, "miss_curve_short", "calibration.miss_curve", "arr:f32", [1.0] * 4)
+_predictor(23, "miss_curve_negative", "calibration.miss_curve", "arr:f32", [1.0] * 5 + [-1.0])
+_predictor(23, "miss_curve_infinite", "calibration.miss_curve", "arr:f32", [float("inf")] * 6)
+
+
+@case("r23_miss_curve_without_slots", "predictor")
+def _(m: Model) -> None:
+    m.drop("flash_ffn.calibration.miss_slots")
+
+
+@case("r23_without_predictor")
+def _(m: Model) -> None:
+    m.kv.append(("flash_ffn.calibration.tokens", "u32", 1000))
+    m.kv.append(("flash_ffn.calibration.active", "arr:f32", [0.5]))
+
+
 @case("r20_key_twice")
 def _(m: Model) -> None:
     m.kv.append(("general.architecture", "str", "llama"))
@@ -356,7 +330,7 @@ def write_case(folder: Path, name: str) -> Path:
         return split_set(folder, name, SPLIT_CASES[name])
     if name == "good_split":
         return split_set(folder, name)
-    if name in ("good_all", "good_gate"):
+    if name in GOOD_CASES:
         model = good(name[5:])
     else:
         select, edit = CASES[name]
@@ -368,7 +342,7 @@ def write_case(folder: Path, name: str) -> Path:
 
 
 ALL_CASES = sorted([*CASES, *SPLIT_CASES])
-GOOD_CASES = ["good_all", "good_gate", "good_split"]
+GOOD_CASES = ["good_all", "good_gate", "good_predictor", "good_split"]
 
 
 if __name__ == "__main__":
