@@ -7,6 +7,7 @@ Beside each ``NAME.gguf`` is ``NAME.json``: the layout, and the CRC-32 of each l
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tempfile
@@ -16,10 +17,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import numpy as np
 from tiny_models import make_dense
 
 from gguf_flash.converters import convert
+from gguf_flash.converters.dense import file_sha256
 from gguf_flash.format import FlashLayout, read_bundle
+from gguf_flash.format.container import Tensor
+from gguf_flash.format.predictor import predictor_names
+from gguf_flash.predictor.file import Predictor, PredictorLayer
 
 MIXED = [
     {"gate": "Q8_0", "up": "Q4_0", "down": "Q8_0"},
@@ -34,7 +40,63 @@ FILES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"select": "gate", "activation": "relu"},
     ),
     "v1-all-fused": ({"arch": "phi3", "type": "Q4_1", "n_layer": 1}, {}),
+    "v1-predictor-gated": ({"type": "F16", "n_ff": 8, "activation": "relu"}, {"predictor": [3, 5]}),
+    "v1-predictor-ungated": (
+        {"gated": False, "biases": True, "type": "Q8_0", "activation": "relu"},
+        {"predictor": [4, 8], "calibrated": True, "down_type": "Q8_0", "align": 128},
+    ),
 }
+CALIBRATION = {
+    "text": "golden.txt",
+    "tokens": 12345,
+    "target": "5 % missed",
+    "window": 5,
+    "capacity": [20, 31],
+    "active": [0.125, 0.25],
+    "selected": [0.25, 0.375],
+    "false_negatives": [0.0, 0.0625],
+    "false_positives": [0.5, 1.0],
+    "miss_slots": [[8, 16, 32], [8, 24, 32]],
+    "miss_curve": [[3.5, 1.25, 0.0], [7.0, 0.5, 0.0]],
+}
+
+
+def train(
+    dense: Path, path: Path, ranks: list[int], n_ff: int, calibrated: bool, seed: int
+) -> Path:
+    """Write predictors that nobody trained to `path`, for the model `dense` of two layers."""
+    rng, layers = np.random.default_rng(seed), {}
+    for i, rank in enumerate(ranks):
+        a = rng.standard_normal((rank, SHAPE["n_embd"])).astype(np.float16)
+        b = rng.standard_normal((n_ff, rank)).astype(np.float16)
+        bias = rng.standard_normal(n_ff).astype(np.float32)
+        layers[i] = PredictorLayer(i, a, b, bias, i / 8, {})
+    training = {"calibration": CALIBRATION} if calibrated else {}
+    Predictor(layers, file_sha256([dense]), "llama", SHAPE["n_embd"], training).save(path)
+    return path
+
+
+def describe_predictors(layout: FlashLayout) -> dict[str, Any]:
+    """What only files of select `predictor` have; the CRC-32 of each layer's A, B and b."""
+    found = {t.name: t for t in layout.resident}
+    return {
+        "predictors": [
+            {
+                "layer": p.layer,
+                "rank": p.rank,
+                "threshold": p.threshold,
+                "crc32": [tensor_crc(layout, found[name]) for name in predictor_names(p.layer)],
+            }
+            for p in layout.predictors
+        ],
+        "calibration": layout.calibration and dataclasses.asdict(layout.calibration),
+    }
+
+
+def tensor_crc(layout: FlashLayout, tensor: Tensor) -> int:
+    with open(layout.files[tensor.file].path, "rb") as file:
+        file.seek(tensor.offset)
+        return zlib.crc32(file.read(tensor.nbytes))
 
 
 def describe(layout: FlashLayout) -> dict[str, Any]:
@@ -54,6 +116,7 @@ def describe(layout: FlashLayout) -> dict[str, Any]:
             }
             for b in layout.layers
         ],
+        **(describe_predictors(layout) if layout.select == "predictor" else {}),
     }
 
 
@@ -61,7 +124,12 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     for seed, (name, (model, options)) in enumerate(FILES.items()):
         with tempfile.TemporaryDirectory() as temp:
-            dense = make_dense(Path(temp) / "tiny.gguf", seed=seed, **{**SHAPE, **model})
+            shape = {**SHAPE, **model}
+            dense = make_dense(Path(temp) / "tiny.gguf", seed=seed, **shape)
+            calibrated = options.pop("calibrated", False)
+            if ranks := options.get("predictor"):
+                path = Path(temp) / "predictor.safetensors"
+                options["predictor"] = train(dense, path, ranks, shape["n_ff"], calibrated, seed)
             made = convert(dense, folder / f"{name}.gguf", **options)
         text = json.dumps(describe(made), indent=1) + "\n"
         (folder / f"{name}.json").write_text(text)
