@@ -26,6 +26,8 @@ class Generation:
         prompt: the text to continue, or with `chat` the user's message.
         tokens: how many to generate at most; a model that ends its text ends earlier.
         temperature: 0 takes the likeliest token each time; else `seed` decides.
+        top_p: sample among the likeliest tokens whose probabilities sum up to it (nucleus), 1 to
+            leave none out; None is llama.cpp's 0.95. Needs a temperature above 0.
         ctx: room for prompt and text, in tokens; None makes it just large enough.
     """
 
@@ -39,9 +41,15 @@ class Generation:
         threads: int | None = None,
         seed: int = 0,
         temperature: float = 0.0,
+        top_p: float | None = None,
         ctx: int | None = None,
         chat: bool = False,
     ) -> None:
+        if top_p is not None and (temperature <= 0 or not 0 < top_p <= 1):
+            raise ArgumentError(
+                "--top-p takes a share above 0 and at most 1, and chooses among samples: give"
+                " --temperature above 0 with it"
+            )
         self.settings = settings or Settings()
         self._limit = tokens
         self._text = ""
@@ -55,7 +63,7 @@ class Generation:
             text = self.session.chat_prompt(prompt) if chat else prompt
             self.prompt = self.session.tokenize(text, special=chat)
             self._open_context(ctx, threads)
-            self._sampler = make_sampler(self.session.api, temperature, seed)
+            self._sampler = make_sampler(self.session.api, temperature, seed, top_p)
         except BaseException:
             self.session.close()
             raise
@@ -174,7 +182,7 @@ class Generation:
         }
 
 
-def make_sampler(api: Any, temperature: float, seed: int) -> Any:
+def make_sampler(api: Any, temperature: float, seed: int, top_p: float | None = None) -> Any:
     """A llama.cpp sampler chain: greedy at temperature 0, else its usual chain with `seed`."""
     chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
     if temperature <= 0:
@@ -182,7 +190,7 @@ def make_sampler(api: Any, temperature: float, seed: int) -> Any:
         return chain
     for sampler in (
         api.llama_sampler_init_top_k(_TOP_K),
-        api.llama_sampler_init_top_p(_TOP_P, 1),
+        api.llama_sampler_init_top_p(_TOP_P if top_p is None else top_p, 1),
         api.llama_sampler_init_min_p(_MIN_P, 1),
         api.llama_sampler_init_temp(temperature),
         api.llama_sampler_init_dist(seed & 0xFFFFFFFF),

@@ -34,6 +34,12 @@ MOST_TOKENS = 1 << 24  # beyond any model's context; llama.cpp counts in 32 bits
     help="0 takes the likeliest token each time.",
 )
 @click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Sample among the likeliest tokens that together have this probability; with --temperature"
+    " above 0 [default: 0.95].",
+)
+@click.option(
     "--ctx",
     type=click.IntRange(1, MOST_TOKENS),
     help="Room for prompt and text, in tokens [default: just enough].",

@@ -62,6 +62,21 @@ def test_text_does_not_depend_on(
         assert _text(cli, tiny[1], *words, *how) == expected
 
 
+def test_nucleus(cli: Cli, tiny: tuple[Path, Path], reference: dict[tuple[str, ...], str]) -> None:
+    """The smallest nucleus is the likeliest token; a larger one lets the seed choose."""
+    hot = ("--temperature", "5", "--seed", "7")
+    texts = {p: _text(cli, tiny[1], *hot, "--top-p", p) for p in ("0.000001", "0.3", "0.95", "1")}
+    assert texts["0.000001"] == reference[()]
+    assert len({texts["0.000001"], texts["0.3"], texts["1"]}) == 3
+    assert texts["0.95"] == _text(cli, tiny[1], *hot)
+    assert texts["0.3"] == _text(cli, tiny[0], *hot, "--top-p", "0.3")  # the dense model's
+
+
+def test_nucleus_without_temperature(cli: Cli, tiny: tuple[Path, Path]) -> None:
+    done = cli("run", tiny[1], "--prompt", PROMPT, "--top-p", "0.5", code=2)
+    assert done.stderr.count("\n") == 1 and "--temperature" in done.stderr
+
+
 def test_text_is_the_dense_text(
     cli: Cli, tiny: tuple[Path, Path], reference: dict[tuple[str, ...], str]
 ) -> None:
