@@ -127,3 +127,42 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     flash = folder / "flash.gguf"
     convert(dense, flash, select="all")
     return dense, flash
+
+
+class SmallOpt:
+    """The trained OPT of tests/data with its predictors, and what is made of them once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dense = DATA / "small-opt" / "dense-f16.gguf"
+        self.predictor = DATA / "small-opt" / "predictor.safetensors"
+        self.folder = folder
+
+    def _once(self, name: str, make: Callable[[Path], object]) -> Path:
+        path = self.folder / name
+        if not path.exists():
+            make(path)
+        return path
+
+    def flash(self, select: str) -> Path:
+        """Converted; with select "predictor" by the trained predictor."""
+        from gguf_flash.converters import convert
+
+        given = self.predictor if select == "predictor" else None
+        return self._once(
+            f"{select}.gguf", lambda p: convert(self.dense, p, select=select, predictor=given)
+        )
+
+    def recording(self) -> Path:
+        """16 windows of 256 tokens of english.txt, which the predictors have never seen."""
+        from gguf_flash.calibrate import collect
+
+        text = DATA / "english.txt"
+        return self._once(
+            "recording",
+            lambda p: collect(self.dense, text, tokens=4096, ctx=256, out=p, threads=1),
+        )
+
+
+@pytest.fixture(scope="session")
+def small_opt(tmp_path_factory: pytest.TempPathFactory) -> SmallOpt:
+    return SmallOpt(tmp_path_factory.mktemp("small-opt"))
