@@ -54,7 +54,7 @@ class Target:
             if kind == "bytes":
                 return cls(kind, parse_size(value))
             percent = kind == "fn" and value.endswith("%")
-            number = float(value.rstrip("%")) / 100 if percent else float(value)
+            number = float(value[:-1]) / 100 if percent else float(value)
         except ValueError:
             number = -1.0
         if (kind == "fn" and 0 <= number < 1) or (kind == "kl" and 0 < number < float("inf")):
@@ -158,9 +158,10 @@ def _choose(
     if target.kind == "bytes":
         small = np.flatnonzero(loads <= target.value)
         if not len(small):
+            least = int(loads.argmin())  # not always the last: windows that select less share less
             raise ArgumentError(
-                f"no threshold reads as little as {target}: missing {100 * shares[-1]:g} % of the"
-                f" active neurons still reads {format_size(loads.min())} per token"
+                f"no threshold reads as little as {target}: missing {100 * shares[least]:g} % of"
+                f" the active neurons still reads {format_size(loads[least])} per token"
             )
         return int(small[0])
     if measure_kl is None:
