@@ -15,6 +15,7 @@ from gguf_flash.cli.progress import progress_bar
 from gguf_flash.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from gguf_flash.calibrate.recording import Recording
     from gguf_flash.predictor.file import Predictor
 
 _existing = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -81,7 +82,7 @@ def command(
     limits = {name: options.pop(name) for name in ("ctx", "chunks", "threads")}
     with contextlib.ExitStack() as stack:
         if wanted.kind == "bytes":
-            options["strides"] = _strides(model)
+            options["strides"] = _strides(model, recorded)
         if wanted.kind == "kl":
             options["measure_kl"] = stack.enter_context(_divergence(model, given, text, limits))
         progress = stack.enter_context(progress_bar("calibrate", as_json, unit="layer"))
@@ -90,14 +91,19 @@ def command(
     click.echo(json.dumps(_figures(found)) if as_json else _summary(found, out))
 
 
-def _strides(model: Path | None) -> dict[int, int]:
-    """Bytes of a bundle of each layer of the dense `model`."""
+def _strides(model: Path | None, recording: Recording) -> dict[int, int]:
+    """Bytes of a bundle of each layer of the dense `model`, the recorded one."""
     from gguf_flash.converters.bundle import plan_layer
     from gguf_flash.converters.dense import DenseModel, find_layers
 
     if model is None:
         raise ArgumentError("a target in bytes needs the dense model; give --model")
     with DenseModel(model) as dense:
+        if dense.sha256() != recording.model_sha256:
+            raise ArgumentError(
+                f"'{model}' is another model than the recorded '{recording.model_name}'; give that"
+                " one as --model"
+            )
         plans = [plan_layer(x, "predictor", None, 512) for x in find_layers(dense)]
     return {p.ffn.layer: p.stride for p in plans}
 
