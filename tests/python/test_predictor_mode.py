@@ -152,7 +152,7 @@ def test_thresholds_are_for_layers_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One for all or one for each, from the environment or as an override."""
-    dense, flash = make(tmp_path, random_tensors, arch="opt")
+    _, flash = make(tmp_path, random_tensors, arch="opt")
     layers = Predictor.open(tmp_path / "predictor.safetensors").layers
     x = np.random.default_rng(5).standard_normal((1, 64), dtype=np.float32)
     monkeypatch.setenv(VARIABLE, "0.25,0.75")
