@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from gguf_flash.converters.bundle import (
     permuted,
     plan_layer,
 )
-from gguf_flash.converters.dense import DenseModel, file_sha256, find_layers
+from gguf_flash.converters.dense import DenseModel, find_layers
 from gguf_flash.converters.predictor import PredictorTensors
 from gguf_flash.converters.upstream import open_source
 from gguf_flash.errors import ArgumentError, IoError
@@ -89,7 +90,7 @@ def convert(
         task = _task(dense, select, kind, align, orders or {})
         if predictor is not None:
             task.predictor = PredictorTensors.open(predictor, _layer_sizes(task))
-            task.predictor.check_model(_possible_sources(src, outtype, dense))
+            task.predictor.check_model(dense.sha256(), _quantized_from(src, outtype))
         report(0, dense.nbytes, "reading")
         kv = _keys(task, align, activation, outtype, src.resolve().name)
         kv.update(_thresholds([p.ffn.layer for p in task.plans], dense, threshold))
@@ -124,7 +125,7 @@ def convert_dense(
         if activation:
             name = activation_of(dense.arch, None, activation)
             kv[f"{dense.arch}.hidden_activation"] = encode_value("str", name)
-        kv.update(_thresholds([x.layer for x in layers], dense, threshold))
+        kv.update(_block_thresholds([x.layer for x in layers], dense, threshold))
         tensors = list(dense.tensors.values())
         done = 0
         with GgufWriter(out, kv, [PlannedTensor(t.name, t.shape, t.type) for t in tensors]) as w:
@@ -200,13 +201,12 @@ def _layer_sizes(task: _Task) -> tuple[dict[int, int], int]:
     return sizes, task.plans[0].ffn.down.shape[1]
 
 
-def _possible_sources(src: Path, outtype: str | None, dense: DenseModel) -> set[str]:
-    """The digests that a predictor of this model may name: of the model as it is stored, and of
-    the file it was quantized from."""
-    found = {dense.sha256()}
-    if outtype and src.is_file():
-        found.add(file_sha256([src]))
-    return found
+def _quantized_from(src: Path, outtype: str | None) -> str:
+    """The digest of the GGUF that was quantized on the way, whose predictor fits as well; or ""."""
+    if not outtype or src.is_dir():
+        return ""
+    with DenseModel(src) as original:
+        return original.sha256()
 
 
 def _keys(
@@ -239,22 +239,45 @@ def _keys(
     return {**dense.kv, **{f"flash_ffn.{k}": v for k, v in ours.items()}}
 
 
-def _thresholds(
+def _threshold_values(
     layers: list[int], dense: DenseModel, given: Sequence[float] | None
-) -> dict[str, Value]:
-    """``flash_ffn.threshold``, a value for each of ``layers``, or nothing."""
+) -> list[float]:
+    """The activation's threshold of each of ``layers``; [] if there is none."""
     values = list(given) if given is not None else dense.thresholds
-    if not values:
-        return {}
+    if any(not math.isfinite(v) or v < 0 for v in values):
+        raise ArgumentError(f"thresholds must be finite and at least 0, found {values}")
     if len(values) == 1:
-        values = values * len(layers)
-    elif given is None:  # the model's key has one for each block
+        return values * len(layers)
+    if given is None and values:  # the model's key has one for each block
         values = [values[n] for n in layers if n < len(values)]
-    if len(values) != len(layers):
+    if values and len(values) != len(layers):
         raise ArgumentError(
             f"one threshold or {len(layers)}, one for each layer, expected, found {len(values)}"
         )
-    return {"flash_ffn.threshold": encode_value("arr:f32", values)}
+    return values
+
+
+def _thresholds(
+    layers: list[int], dense: DenseModel, given: Sequence[float] | None
+) -> dict[str, Value]:
+    """``flash_ffn.threshold`` of a flash-GGUF: a value for each of ``layers``, or no key."""
+    values = _threshold_values(layers, dense, given)
+    return {"flash_ffn.threshold": encode_value("arr:f32", values)} if values else {}
+
+
+def _block_thresholds(
+    layers: list[int], dense: DenseModel, given: Sequence[float] | None
+) -> dict[str, Value]:
+    """The same of a dense GGUF: one value if all are equal, else one for each block."""
+    values = dict(zip(layers, _threshold_values(layers, dense, given), strict=False))
+    if not values:
+        return {}
+    count = dense.kv.get(f"{dense.arch}.block_count")
+    blocks = int(count.decode()) if count is not None else max(layers) + 1
+    if len(set(values.values())) == 1:
+        return {"flash_ffn.threshold": encode_value("arr:f32", [values[layers[0]]])}
+    spread = [values.get(n, 0.0) for n in range(blocks)]
+    return {"flash_ffn.threshold": encode_value("arr:f32", spread)}
 
 
 def _stream(task: _Task, writer: FlashWriter, report: Progress) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from gguf_flash.errors import CorruptFileError, IoError, UnsupportedError
 from gguf_flash.format.container import Tensor, Value
 from gguf_flash.format.reader import read_set, set_tensors
 
-__all__ = ["DenseModel", "FfnLayer", "file_sha256", "find_layers"]
+__all__ = ["DenseModel", "FfnLayer", "find_layers"]
 
 _FFN = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.weight")
 _BLOCK = 8 << 20
@@ -153,18 +153,13 @@ class DenseModel:
 
     def sha256(self) -> str:
         """Hex digest of the file, or of the split set's files one after the other."""
-        return file_sha256(self.paths)
-
-
-def file_sha256(paths: Iterable[Path]) -> str:
-    """Hex digest of the files, one after the other."""
-    digest = hashlib.sha256()
-    buffer = bytearray(_BLOCK)
-    for path in paths:
-        with open(path, "rb", buffering=0) as f:
-            while n := f.readinto(buffer):
-                digest.update(memoryview(buffer)[:n])
-    return digest.hexdigest()
+        digest = hashlib.sha256()
+        buffer = bytearray(_BLOCK)
+        for path in self.paths:
+            with open(path, "rb", buffering=0) as f:
+                while n := f.readinto(buffer):
+                    digest.update(memoryview(buffer)[:n])
+        return digest.hexdigest()
 
 
 def find_layers(dense: DenseModel) -> list[FfnLayer]:

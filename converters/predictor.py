@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gguf_flash.errors import PredictorError
 from gguf_flash.format.container import Value, encode_value
 from gguf_flash.format.ggml_types import TYPES
 from gguf_flash.format.predictor import RATES, predictor_names
@@ -32,11 +33,19 @@ class PredictorTensors:
         """Read ``path`` for a model with ``sizes``: n_ff of each layer, and n_embd."""
         return cls(Predictor.open(path), sizes)
 
-    def check_model(self, digests: set[str]) -> None:
-        """Raise PredictorError unless it was trained on a model with one of these sha256."""
-        own = self._predictor.model_sha256
-        digest = own if own in digests else min(digests)
-        self._predictor.check_fits(digest, self._n_ff, self._n_embd)
+    def check_model(self, digest: str, also: str = "") -> None:
+        """Raise PredictorError unless it was trained on the model with one of these sha256."""
+        fits = also if also == self._predictor.model_sha256 else digest
+        try:
+            self._predictor.check_fits(fits, self._n_ff, self._n_embd)
+        except PredictorError as e:
+            raise PredictorError(
+                f"{e} (a predictor belongs to the dense GGUF that was recorded)"
+            ) from e
+
+    def check_sizes(self) -> None:
+        """Raise PredictorError unless it has these layers, of these sizes."""
+        self._predictor.check_fits(self._predictor.model_sha256, self._n_ff, self._n_embd)
 
     def planned(self) -> list[PlannedTensor]:
         """The tensors to write: A, B and b of each layer."""

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from gguf_flash.converters.build import Progress
 from gguf_flash.converters.bundle import DownColumns, neuron_tensors
 from gguf_flash.converters.dense import DenseModel, FfnLayer, find_layers
+from gguf_flash.converters.predictor import PredictorTensors
 from gguf_flash.converters.rows import dequantize_rows, quantize_rows
 from gguf_flash.converters.upstream import open_source
-from gguf_flash.errors import IoError
+from gguf_flash.errors import ArgumentError, IoError
 from gguf_flash.format.container import Tensor
 from gguf_flash.format.layout import FlashLayout, LayerBundle, Part
 from gguf_flash.format.predictor import predictor_names
 from gguf_flash.format.reader import read_layout
-from gguf_flash.predictor.file import Predictor
 
 __all__ = ["Verification", "verify"]
 
@@ -97,7 +97,7 @@ def verify(
     ):
         comparison = _Comparison(flash, dense, report)
         if predictor is not None:
-            comparison.predicted = _predictor_bytes(predictor)
+            comparison.expect(PredictorTensors.open(predictor, _sizes(layout)), predictor)
         return comparison.run()
 
 
@@ -151,6 +151,21 @@ class _Comparison:
             self._residents()
         self._keys()
         return self.report
+
+    def expect(self, predictor: PredictorTensors, path: Path | str) -> None:
+        """Compare the file's predictors and their keys with ``predictor``, read from ``path``."""
+        if self.layout.select != "predictor":
+            raise ArgumentError(
+                f"'{self.layout.path}' selects by '{self.layout.select}', so there is no predictor "
+                f"to compare with '{path}'; leave it out"
+            )
+        predictor.check_sizes()
+        names = [t.name for t in predictor.planned()]
+        data = (a.view(np.uint8).ravel() for a in predictor.data({}))
+        self.predicted = dict(zip(names, data, strict=True))
+        for key, value in predictor.keys().items():
+            if self.layout.kv.get(f"flash_ffn.{key}") != value:
+                self.differ(f"key 'flash_ffn.{key}' has another value than the predictor")
 
     def differ(self, what: str) -> None:
         self.report.differences.append(what)
@@ -330,11 +345,9 @@ class _Comparison:
             self.differ(f"key '{key}' is not in the source")
 
 
-def _predictor_bytes(path: Path | str) -> dict[str, NDArray[np.uint8]]:
-    """Each tensor of a predictor file, by name."""
-    layers = Predictor.open(path).layers.values()
-    tensors = {name: array for p in layers for name, array in p.tensors().items()}
-    return {name: array.view(np.uint8).ravel() for name, array in tensors.items()}
+def _sizes(layout: FlashLayout) -> tuple[dict[int, int], int]:
+    """n_ff of each layer, and n_embd."""
+    return {b.layer: b.n_ff for b in layout.layers}, layout.n_embd
 
 
 def _part_source(ffn: FfnLayer, part: str) -> tuple[Tensor, int]:

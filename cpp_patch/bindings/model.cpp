@@ -105,8 +105,14 @@ Floats ffn(const PyModel & self, uint32_t layer, const Floats & x, int threads) 
 Floats scores(const PyModel & self, uint32_t layer, const Floats & x, int threads) {
     check_call(self, x);
     std::vector<float> values;
-    raise_if_failed(self.standalone->scores(layer, x.data(), uint32_t(x.shape(0)), values, threads));
     const py::ssize_t n = x.shape(0);
+    const float * from = x.data();
+    Status status;
+    {
+        py::gil_scoped_release release;
+        status = self.standalone->scores(layer, from, uint32_t(n), values, threads);
+    }
+    raise_if_failed(status);
     Floats out({ n, n == 0 ? 0 : py::ssize_t(values.size()) / n });
     std::copy(values.begin(), values.end(), out.mutable_data());
     return out;

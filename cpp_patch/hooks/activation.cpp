@@ -9,7 +9,9 @@
 
 #include "gguf.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <mutex>
 
 namespace {
@@ -62,26 +64,25 @@ const chosen_activation * chosen_for(const llm_graph_context & graph) {
     return nullptr;
 }
 
-// What checkpoints call the functions; "gelu" is the tanh form, as in upstream's graphs.
-Activation spelled(const std::string & name) {
-    static const std::map<std::string, Activation> others = {
-        { "swish", Activation::silu },     { "swiglu", Activation::silu },
-        { "geglu", Activation::gelu },     { "gelu_new", Activation::gelu },
-        { "gelu_fast", Activation::gelu }, { "gelu_pytorch_tanh", Activation::gelu },
-        { "relu2", Activation::relu_sqr }, { "relu_squared", Activation::relu_sqr },
-    };
-    const auto other = others.find(name);
-    return other != others.end() ? other->second : gguf_flash::parse_activation(name).value();
+// The gate's rows, then up's, in one tensor.
+bool is_fused(int type_op) {
+    return type_op == LLM_FFN_SWIGLU || type_op == LLM_FFN_GEGLU || type_op == LLM_FFN_REGLU;
 }
 
 std::vector<float> thresholds_of(const gguf_context * metadata) {
     const int64_t id = gguf_find_key(metadata, "flash_ffn.threshold");
-    if (id < 0 || gguf_get_kv_type(metadata, id) != GGUF_TYPE_ARRAY ||
-        gguf_get_arr_type(metadata, id) != GGUF_TYPE_FLOAT32) {
+    if (id < 0) {
         return {};
     }
-    const float * values = static_cast<const float *>(gguf_get_arr_data(metadata, id));
-    return { values, values + gguf_get_arr_n(metadata, id) };
+    const bool floats =
+        gguf_get_kv_type(metadata, id) == GGUF_TYPE_ARRAY && gguf_get_arr_type(metadata, id) == GGUF_TYPE_FLOAT32;
+    const float * values = floats ? static_cast<const float *>(gguf_get_arr_data(metadata, id)) : nullptr;
+    const size_t n = floats ? gguf_get_arr_n(metadata, id) : 0;
+    if (!floats || !std::all_of(values, values + n, [](float v) { return std::isfinite(v) && v >= 0; })) {
+        flash_refuse({ gguf_flash::Code::corrupt, "'flash_ffn.threshold' is not an array of f32 that are finite and "
+                                                  "at least 0; convert the model again" });
+    }
+    return { values, values + n };
 }
 
 // act(x), with what the threshold cuts set to zero: see gguf_flash::activate.
@@ -123,6 +124,24 @@ Activation activation_of(int type_op) {
     }
 }
 
+std::string unsupported_form(const llm_graph_context & graph, const gguf_flash_ffn_weights & w, int type_op,
+                             int type_gate, int il) {
+    if (activation_of(type_op) == Activation::from_graph) {
+        return "its activation (llm_ffn_op_type " + std::to_string(type_op) + ") is not supported";
+    }
+    if (w.act_scales != nullptr || w.up_s != nullptr || w.gate_s != nullptr) {
+        return "scaled weights are not supported";
+    }
+    if (w.down == nullptr || (w.gate != nullptr && (type_gate != LLM_FFN_PAR || is_fused(type_op)))) {
+        return "the architecture does not compute it as down(act(gate) * up)";
+    }
+    if (type_op == LLM_FFN_SILU && w.gate != nullptr && il >= 0 &&
+        graph.hparams.swiglu_clamp_shexp[size_t(il)] > 1e-6f) {
+        return "clamped SwiGLU is not supported";
+    }
+    return {};
+}
+
 gguf_flash_model_ptr dense_activation(const llama_model_loader & ml, const llama_model & model,
                                       const gguf_flash::Settings & settings) {
     Activation activation = settings.activation;
@@ -132,7 +151,7 @@ gguf_flash_model_ptr dense_activation(const llama_model_loader & ml, const llama
     if (activation == Activation::from_graph && id >= 0 && !own &&
         gguf_get_kv_type(ml.metadata, id) == GGUF_TYPE_STRING) {
         const std::string name = gguf_get_val_str(ml.metadata, id);
-        activation = spelled(name);
+        activation = gguf_flash::parse_activation(name).value();
         if (activation == Activation::from_graph) {
             flash_refuse({ gguf_flash::Code::unsupported, "the model asks for activation '" + name +
                                                               "', which is not known; set flash_ffn.activation" });
@@ -165,13 +184,13 @@ ggml_tensor * dense_ffn(const llm_graph_context & graph, ggml_tensor * cur, cons
     if (activation == usual && threshold <= 0) {
         return nullptr;
     }
-    const bool fused = type_op == LLM_FFN_SWIGLU || type_op == LLM_FFN_GEGLU || type_op == LLM_FFN_REGLU;
-    if (usual == Activation::from_graph || w.act_scales != nullptr || w.up_s != nullptr || w.gate_s != nullptr ||
-        w.down_s != nullptr || (w.gate != nullptr && type_gate != LLM_FFN_PAR) || (fused && w.gate != nullptr)) {
+    const std::string reason = unsupported_form(graph, w, type_op, type_gate, il);
+    if (!reason.empty()) {
         flash_refuse({ gguf_flash::Code::unsupported, "cannot run the FFN of layer " + std::to_string(il) +
                                                           " with activation " + gguf_flash::to_string(activation) +
-                                                          ": its form is not down(act(gate) * up)" });
+                                                          ": " + reason });
     }
+    const bool fused = is_fused(type_op);
     ggml_tensor * up = product(graph, w.up, w.up_b, cur);
     ggml_tensor * gate = w.gate != nullptr ? product(graph, w.gate, w.gate_b, cur) : nullptr;
     if (fused) { // the gate's rows, then up's
@@ -187,5 +206,5 @@ ggml_tensor * dense_ffn(const llm_graph_context & graph, ggml_tensor * cur, cons
     h = gate != nullptr ? ggml_mul(graph.ctx0, h, up) : h;
     graph.cb(h, "ffn_act", il);
     ggml_tensor * out = product(graph, w.down, w.down_b, h);
-    return out;
+    return w.down_s != nullptr ? ggml_mul(graph.ctx0, out, w.down_s) : out;
 }

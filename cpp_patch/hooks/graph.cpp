@@ -87,22 +87,13 @@ flash_call * call_of(const ggml_tensor * node) {
 
 void check_supported(const llm_graph_context & graph, const gguf_flash::Layout & layout,
                      const gguf_flash_ffn_weights & w, int type_op, int type_gate, int il) {
+    const std::string reason = unsupported_form(graph, w, type_op, type_gate, il);
+    if (!reason.empty()) {
+        refuse(il, reason + "; run the dense model");
+    }
     const bool pair = type_op == LLM_FFN_SWIGLU || type_op == LLM_FFN_GEGLU || type_op == LLM_FFN_REGLU;
-    if (activation_of(type_op) == Activation::from_graph) {
-        refuse(il, "its activation (llm_ffn_op_type " + std::to_string(type_op) + ") is not supported");
-    }
-    if (w.act_scales != nullptr || w.up_s != nullptr || w.gate_s != nullptr) {
-        refuse(il, "scaled weights are not supported");
-    }
-    if (w.down == nullptr || (w.gate != nullptr && type_gate != LLM_FFN_PAR)) {
-        refuse(il, "the architecture does not compute it as down(act(gate) * up); run the dense model");
-    }
     if ((layout.gated && !layout.fused) != (w.gate != nullptr) || layout.fused != pair) {
         refuse(il, "the file's gated or fused key does not fit the architecture; convert the model again");
-    }
-    if (type_op == LLM_FFN_SILU && w.gate != nullptr && il >= 0 &&
-        graph.hparams.swiglu_clamp_shexp[size_t(il)] > 1e-6f) {
-        refuse(il, "clamped SwiGLU is not supported");
     }
 }
 

@@ -5,10 +5,6 @@
 #include "llama-graph.h"
 #include "llama-model.h"
 
-// What <arch>.hidden_activation says, or `otherwise` if the file has no such key; throws for one that
-// our graphs lack.
-llm_ffn_op_type hidden_activation(llama_model_loader & ml, llm_ffn_op_type otherwise);
-
 // OPT (125M to 66B): learned positions, LayerNorm before each half of a layer, or after it (350M),
 // and embeddings that may be narrower than the layers (350M), with a projection on either side.
 struct llama_model_opt : public llama_model_base {

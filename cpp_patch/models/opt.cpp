@@ -102,7 +102,7 @@ ggml_tensor * opt_graph::build_attention(llm_graph_input_attn_kv * inp, ggml_ten
 ggml_tensor * opt_graph::build_layer_ffn(ggml_tensor * cur, int il) {
     const llama_layer & layer = model.layers[il];
     return build_ffn(cur, layer.ffn_up, layer.ffn_up_b, nullptr, nullptr, nullptr, nullptr, layer.ffn_down,
-                     layer.ffn_down_b, nullptr, nullptr, hparams.llm_ffn_op, LLM_FFN_SEQ, il);
+                     layer.ffn_down_b, nullptr, nullptr, LLM_FFN_RELU, LLM_FFN_SEQ, il);
 }
 
 void opt_graph::build_output(ggml_tensor * cur) {
@@ -167,7 +167,6 @@ void llama_model_opt::load_arch_hparams(llama_model_loader & ml) {
     if (hparams.n_ctx_train == 0 || hparams.dense_2_feat_out == 0) {
         throw std::runtime_error("opt.context_length or opt.dense_2_feat_out is 0, expected at least 1");
     }
-    hparams.llm_ffn_op = hidden_activation(ml, LLM_FFN_RELU);
 }
 
 void llama_model_opt::load_arch_tensors(llama_model_loader &) {

@@ -44,7 +44,7 @@ ggml_tensor * persimmon_graph::build_attention(llm_graph_input_attn_kv * inp, gg
 ggml_tensor * persimmon_graph::build_layer_ffn(ggml_tensor * cur, int il) {
     const llama_layer & layer = model.layers[il];
     return build_ffn(cur, layer.ffn_up, layer.ffn_up_b, nullptr, nullptr, nullptr, nullptr, layer.ffn_down,
-                     layer.ffn_down_b, nullptr, nullptr, hparams.llm_ffn_op, LLM_FFN_SEQ, il);
+                     layer.ffn_down_b, nullptr, nullptr, LLM_FFN_RELU_SQR, LLM_FFN_SEQ, il);
 }
 
 void persimmon_graph::build_output(ggml_tensor * cur) {
@@ -90,7 +90,6 @@ persimmon_graph::persimmon_graph(const llama_model_persimmon & model, const llm_
 
 void llama_model_persimmon::load_arch_hparams(llama_model_loader & ml) {
     ml.get_key(LLM_KV_ATTENTION_LAYERNORM_EPS, hparams.f_norm_eps);
-    hparams.llm_ffn_op = hidden_activation(ml, LLM_FFN_RELU_SQR);
 }
 
 void llama_model_persimmon::load_arch_tensors(llama_model_loader &) {

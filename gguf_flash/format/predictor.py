@@ -66,8 +66,8 @@ def predictor_names(layer: int) -> tuple[str, str, str]:
 def check_predictors(keys: Keys, layers: Sequence[int]) -> tuple[LayerPredictor, ...]:
     """R21: a rank and a threshold for each of ``layers``."""
     ranks = keys.numbers("predictor.rank", "arr of u32", len(layers), 21)
-    if 0 in ranks:
-        raise reject(21, keys.path, "'flash_ffn.predictor.rank' holds a 0")
+    if min(ranks) < 2:
+        raise reject(21, keys.path, "'flash_ffn.predictor.rank' holds less than 2")
     thresholds = keys.numbers("predictor.threshold", "arr of f32", len(layers), 21, below=1)
     return tuple(LayerPredictor(*v) for v in zip(layers, ranks, thresholds, strict=True))
 

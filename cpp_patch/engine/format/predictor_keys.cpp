@@ -52,8 +52,8 @@ Status read_predictor_keys(const KeyReader & keys, Layout & layout) {
     for (size_t i = 0; status.ok() && i < n; ++i) {
         layout.layers[i].rank = uint32_t(ranks[i]);
         layout.layers[i].predictor_threshold = float(thresholds[i]);
-        if (layout.layers[i].rank == 0) {
-            return keys.corrupt("'flash_ffn.predictor.rank' holds a 0", 21);
+        if (layout.layers[i].rank < 2) {
+            return keys.corrupt("'flash_ffn.predictor.rank' holds less than 2", 21);
         }
     }
     return status;
