@@ -33,6 +33,8 @@ IQ4_NL IQ4_XS TQ1_0 TQ2_0
 """.split()
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 _SCRIPT = "convert_hf_to_gguf.py"
+# Gemma's, which overrules its next; Llama's and most others'; GPT-2's; Falcon's.
+_ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function", "activation")
 _WEIGHTS = (".safetensors", ".bin")
 
 
@@ -56,11 +58,11 @@ def open_source(src: Path | str, outtype: str | None, beside: Path) -> Iterator[
 
 
 def _hidden_act(folder: Path) -> str:
-    """``hidden_act`` of the text model in ``config.json``, or ""."""
+    """The activation of the text model in ``config.json``, or ""."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     text = config.get("text_config")
-    found = (text if isinstance(text, dict) else config).get("hidden_act")
-    return found if isinstance(found, str) else ""
+    found = text if isinstance(text, dict) else config
+    return next((v for k in _ACTIVATION_KEYS if isinstance(v := found.get(k), str)), "")
 
 
 @contextmanager
