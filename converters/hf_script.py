@@ -1,7 +1,8 @@
 """Upstream's convert_hf_to_gguf.py with our classes beside its own.
 
 ``python -m gguf_flash.converters.hf_script convert_hf_to_gguf.py ARGUMENTS``, with the script's
-folder on the module path.  An architecture that upstream knows stays upstream's.
+folder on the module path.  An architecture that upstream knows stays upstream's, but for those
+that it gets wrong.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from pathlib import Path
 
 # What config.json calls an architecture, and the module of this folder that registers its class.
 OWN_CLASSES = {"OPTForCausalLM": "opt", "PersimmonForCausalLM": "persimmon"}
+# The same, in place of upstream's class, on which they are built.
+CORRECTED_CLASSES = {"FalconForCausalLM": "falcon_hf"}
 
 
 def _add_own_classes() -> None:
@@ -25,6 +28,7 @@ def _add_own_classes() -> None:
     conversion.__path__.append(str(Path(__file__).parent))
     for architecture, module in OWN_CLASSES.items():
         conversion.TEXT_MODEL_MAP.setdefault(architecture, module)
+    conversion.TEXT_MODEL_MAP.update(CORRECTED_CLASSES)
 
 
 def main() -> None:

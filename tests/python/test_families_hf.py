@@ -60,6 +60,7 @@ FAMILIES = {
         "falcon", "activation", "gelu",
         options={"new_decoder_architecture": True, "num_kv_heads": 2},
     ),
+    "falcon-7b": Family("falcon", "activation", "gelu", options={"multi_query": True}),
     "phi-2": Family("phi", "hidden_act", "gelu_new", options={"intermediate_size": N_FF}),
     "llama": Family("llama", "hidden_act", "silu", options=_GQA),
     "llama-fatrelu": Family("llama", "hidden_act", "silu", 0.1, _GQA),
@@ -239,3 +240,15 @@ def test_text_goes_through_the_tokenizer_and_back(checkpoints: Checkpoints, name
     tokens = llm.tokenize(TEXT.encode(), add_bos=False)
     assert llm.detokenize(tokens).decode().removeprefix(" ") == TEXT
     llm.close()
+
+
+def test_a_falcon_that_upstream_would_take_for_another(
+    checkpoints: Checkpoints, cli: Cli, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoints["falcon-7b"].folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "alibi": True}))
+    done = cli("convert", folder, "--out", tmp_path / "out.gguf", code=2)
+    assert "expected the forms of Falcon 7B, 40B and 180B" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
