@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,8 @@ __all__ = ["Progress", "convert", "convert_dense"]
 
 # Called with bytes done, bytes in all, and what is being done.
 Progress = Callable[[int, int, str], None]
+
+_LARGEST_F32 = float(np.finfo(np.float32).max)
 
 
 @dataclass
@@ -93,7 +94,8 @@ def convert(
             task.predictor.check_model(dense.sha256(), _quantized_from(src, outtype))
         report(0, dense.nbytes, "reading")
         kv = _keys(task, align, activation, outtype, src.resolve().name)
-        kv.update(_thresholds([p.ffn.layer for p in task.plans], dense, threshold))
+        if cuts := _thresholds([p.ffn.layer for p in task.plans], dense, threshold):
+            kv["flash_ffn.threshold"] = encode_value("arr:f32", cuts)
         tensors = [p.tensor for p in task.plans]
         tensors += [PlannedTensor(t.name, t.shape, t.type) for t in task.resident]
         tensors += task.predictor.planned() if task.predictor else []
@@ -125,7 +127,12 @@ def convert_dense(
         if activation:
             name = activation_of(dense.arch, None, activation)
             kv[f"{dense.arch}.hidden_activation"] = encode_value("str", name)
-        kv.update(_block_thresholds([x.layer for x in layers], dense, threshold))
+        numbers = [x.layer for x in layers]
+        if cuts := _thresholds(numbers, dense, threshold):
+            of_blocks = dict(zip(numbers, cuts, strict=True))
+            blocks = range(max(numbers[-1] + 1, dense.blocks_in_all))
+            every = [of_blocks.get(n, 0.0) for n in blocks]
+            kv["flash_ffn.threshold"] = encode_value("arr:f32", every)
         tensors = list(dense.tensors.values())
         done = 0
         with GgufWriter(out, kv, [PlannedTensor(t.name, t.shape, t.type) for t in tensors]) as w:
@@ -239,45 +246,22 @@ def _keys(
     return {**dense.kv, **{f"flash_ffn.{k}": v for k, v in ours.items()}}
 
 
-def _threshold_values(
-    layers: list[int], dense: DenseModel, given: Sequence[float] | None
-) -> list[float]:
-    """The activation's threshold of each of ``layers``; [] if there is none."""
+def _thresholds(layers: list[int], dense: DenseModel, given: Sequence[float] | None) -> list[float]:
+    """The threshold of each of ``layers``; [] when neither the caller nor the model has any."""
     values = list(given) if given is not None else dense.thresholds
-    if any(not math.isfinite(v) or v < 0 for v in values):
-        raise ArgumentError(f"thresholds must be finite and at least 0, found {values}")
+    if given is None and not values:
+        return []
+    if odd := [v for v in values if not 0 <= v <= _LARGEST_F32]:
+        raise ArgumentError(f"a threshold is a number, zero or more, found {odd[0]}")
     if len(values) == 1:
-        return values * len(layers)
-    if given is None and values:  # the model's key has one for each block
+        values = values * len(layers)
+    elif given is None:  # the model's key has one for each block
         values = [values[n] for n in layers if n < len(values)]
-    if values and len(values) != len(layers):
+    if len(values) != len(layers):
         raise ArgumentError(
             f"one threshold or {len(layers)}, one for each layer, expected, found {len(values)}"
         )
     return values
-
-
-def _thresholds(
-    layers: list[int], dense: DenseModel, given: Sequence[float] | None
-) -> dict[str, Value]:
-    """``flash_ffn.threshold`` of a flash-GGUF: a value for each of ``layers``, or no key."""
-    values = _threshold_values(layers, dense, given)
-    return {"flash_ffn.threshold": encode_value("arr:f32", values)} if values else {}
-
-
-def _block_thresholds(
-    layers: list[int], dense: DenseModel, given: Sequence[float] | None
-) -> dict[str, Value]:
-    """The same of a dense GGUF: one value if all are equal, else one for each block."""
-    values = dict(zip(layers, _threshold_values(layers, dense, given), strict=False))
-    if not values:
-        return {}
-    count = dense.kv.get(f"{dense.arch}.block_count")
-    blocks = int(count.decode()) if count is not None else max(layers) + 1
-    if len(set(values.values())) == 1:
-        return {"flash_ffn.threshold": encode_value("arr:f32", [values[layers[0]]])}
-    spread = [values.get(n, 0.0) for n in range(blocks)]
-    return {"flash_ffn.threshold": encode_value("arr:f32", spread)}
 
 
 def _stream(task: _Task, writer: FlashWriter, report: Progress) -> None:

@@ -73,10 +73,12 @@ class DenseModel:
             for k, v in files[0].kv.items()
             if not k.startswith(("split.", "flash_ffn.")) and k != "general.alignment"
         }
-        fat = files[0].kv.get("flash_ffn.threshold")
-        self.thresholds: list[float] = (
-            [float(v) for v in fat.decode()] if fat is not None and fat.item_type == "f32" else []
-        )
+        cuts = files[0].kv.get("flash_ffn.threshold")
+        if cuts is not None and cuts.item_type != "f32":
+            raise CorruptFileError(
+                f"cannot read '{self.path}': its key 'flash_ffn.threshold' is no array of f32"
+            )
+        self.thresholds: list[float] = [float(v) for v in cuts.decode()] if cuts else []
         self.tensors = {t.name: t for t in set_tensors(files)}
         for t in self.tensors.values():
             size = files[t.file].size
@@ -117,6 +119,12 @@ class DenseModel:
     def arch(self) -> str:
         """``general.architecture``."""
         return self.text("general.architecture")
+
+    @property
+    def blocks_in_all(self) -> int:
+        """What the model says, 0 if it does not."""
+        value = self.kv.get(f"{self.arch}.block_count")
+        return int(value.decode()) if value is not None and value.type == "u32" else 0
 
     @property
     def nbytes(self) -> int:

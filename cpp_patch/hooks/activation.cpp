@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cmath>
 #include <mutex>
 
@@ -69,20 +70,35 @@ bool is_fused(int type_op) {
     return type_op == LLM_FFN_SWIGLU || type_op == LLM_FFN_GEGLU || type_op == LLM_FFN_REGLU;
 }
 
+// What checkpoints call the functions; "gelu" is the tanh form, as in upstream's graphs.
+Activation spelled(std::string name) {
+    std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+    static const std::map<std::string, Activation> others = {
+        { "swish", Activation::silu },     { "swiglu", Activation::silu },
+        { "geglu", Activation::gelu },     { "gelu_new", Activation::gelu },
+        { "gelu_fast", Activation::gelu }, { "gelu_pytorch_tanh", Activation::gelu },
+        { "relu2", Activation::relu_sqr }, { "relu_squared", Activation::relu_sqr },
+    };
+    const auto other = others.find(name);
+    return other != others.end() ? other->second : gguf_flash::parse_activation(name).value();
+}
+
 std::vector<float> thresholds_of(const gguf_context * metadata) {
     const int64_t id = gguf_find_key(metadata, "flash_ffn.threshold");
     if (id < 0) {
         return {};
     }
-    const bool floats =
-        gguf_get_kv_type(metadata, id) == GGUF_TYPE_ARRAY && gguf_get_arr_type(metadata, id) == GGUF_TYPE_FLOAT32;
-    const float * values = floats ? static_cast<const float *>(gguf_get_arr_data(metadata, id)) : nullptr;
-    const size_t n = floats ? gguf_get_arr_n(metadata, id) : 0;
-    if (!floats || !std::all_of(values, values + n, [](float v) { return std::isfinite(v) && v >= 0; })) {
-        flash_refuse({ gguf_flash::Code::corrupt, "'flash_ffn.threshold' is not an array of f32 that are finite and "
-                                                  "at least 0; convert the model again" });
+    std::vector<float> found;
+    if (gguf_get_kv_type(metadata, id) == GGUF_TYPE_ARRAY && gguf_get_arr_type(metadata, id) == GGUF_TYPE_FLOAT32) {
+        const float * values = static_cast<const float *>(gguf_get_arr_data(metadata, id));
+        found.assign(values, values + gguf_get_arr_n(metadata, id));
     }
-    return { values, values + n };
+    if (found.empty() || !std::all_of(found.begin(), found.end(), [](float v) { return std::isfinite(v) && v >= 0; })) {
+        flash_refuse({ gguf_flash::Code::corrupt,
+                       "the model's key 'flash_ffn.threshold' is no array of f32 numbers, zero or more; "
+                       "convert the model again" });
+    }
+    return found;
 }
 
 // act(x), with what the threshold cuts set to zero: see gguf_flash::activate.
@@ -151,7 +167,7 @@ gguf_flash_model_ptr dense_activation(const llama_model_loader & ml, const llama
     if (activation == Activation::from_graph && id >= 0 && !own &&
         gguf_get_kv_type(ml.metadata, id) == GGUF_TYPE_STRING) {
         const std::string name = gguf_get_val_str(ml.metadata, id);
-        activation = gguf_flash::parse_activation(name).value();
+        activation = spelled(name);
         if (activation == Activation::from_graph) {
             flash_refuse({ gguf_flash::Code::unsupported, "the model asks for activation '" + name +
                                                               "', which is not known; set flash_ffn.activation" });

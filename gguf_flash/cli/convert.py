@@ -24,6 +24,8 @@ def thresholds(given: str | None) -> list[float] | None:
         pass
     try:
         found = json.loads(Path(given).read_text())
+        if not isinstance(found, list):
+            raise TypeError("it holds no list")
         return [float(v) for v in found]
     except (OSError, ValueError, TypeError) as e:
         raise ArgumentError(
