@@ -46,7 +46,7 @@ std::string FlashFile::bundle_name(size_t index) const {
 }
 
 void FlashFile::add_keys() {
-    const bool all = spec.select == Select::all;
+    const bool all = spec.select != Select::gate; // every part is in the bundle
     std::vector<std::string> parts = { "down" };
     std::vector<uint32_t> types = { uint32_t(spec.down) }, every;
     if (all || spec.gated) {
@@ -62,7 +62,7 @@ void FlashFile::add_keys() {
     }
     image.set("general.architecture", str_value("llama"));
     image.set("flash_ffn.version", u32_value(1));
-    image.set("flash_ffn.select", str_value(all ? "all" : "gate"));
+    image.set("flash_ffn.select", str_value(to_string(spec.select)));
     image.set("flash_ffn.layers", u32_array(spec.layers));
     image.set("flash_ffn.n_embd", u32_value(spec.n_embd));
     image.set("flash_ffn.gated", bool_value(spec.gated));
@@ -76,6 +76,35 @@ void FlashFile::add_keys() {
     if (!spec.thresholds.empty()) {
         image.set("flash_ffn.threshold", f32_array(spec.thresholds));
     }
+    if (spec.select == Select::predictor) {
+        add_predictor_keys();
+    }
+}
+
+void FlashFile::add_predictor_keys() {
+    const PredictorSpec & p = spec.predictor;
+    const size_t n = spec.layers.size();
+    std::vector<uint32_t> ranks;
+    for (size_t i = 0; i < n; ++i) {
+        ranks.push_back(p.ranks[std::min(i, p.ranks.size() - 1)]);
+    }
+    image.set("flash_ffn.predictor.rank", u32_array(ranks));
+    image.set("flash_ffn.predictor.threshold",
+              f32_array(p.thresholds.empty() ? std::vector<float>(n, 0.5f) : p.thresholds));
+    if (p.capacities.empty()) {
+        return;
+    }
+    const std::string prefix = "flash_ffn.calibration.";
+    image.set(prefix + "tokens", u32_value(1000));
+    image.set(prefix + "text", str_value("a.txt"));
+    image.set(prefix + "target", str_value("5 % missed"));
+    image.set(prefix + "window", u32_value(5));
+    image.set(prefix + "capacity", u32_array(p.capacities));
+    for (const char * rate : { "active", "selected", "false_negatives", "false_positives" }) {
+        image.set(prefix + rate, f32_array(std::vector<float>(n, 0.25f)));
+    }
+    image.set(prefix + "miss_slots", u32_array(std::vector<uint32_t>(2 * n, 64)));
+    image.set(prefix + "miss_curve", f32_array(std::vector<float>(2 * n, 1.5f)));
 }
 
 void FlashFile::add_layer(size_t index, Random & random) {
@@ -117,6 +146,9 @@ void FlashFile::add_layer(size_t index, Random & random) {
     if (spec.biases) {
         add_biases(layer, block, random);
     }
+    if (spec.select == Select::predictor) {
+        add_predictor(index, layer, block);
+    }
     layers.push_back(std::move(layer));
 }
 
@@ -132,6 +164,23 @@ void FlashFile::add_biases(DenseLayer & layer, const std::string & block, Random
             image.tensors.push_back({ block + name + ".bias", { bias->size() }, GGML_TYPE_F32, raw, {} });
         }
     }
+}
+
+// From numbers of its own, so that the bundles are those of the same spec in another mode.
+void FlashFile::add_predictor(size_t index, DenseLayer & layer, const std::string & block) {
+    const PredictorSpec & p = spec.predictor;
+    const uint32_t n_embd = spec.n_embd, rank = p.ranks[std::min(index, p.ranks.size() - 1)];
+    Random random(spec.seed * 1000 + index + 1);
+    const Bytes a = quantize_rows(p.a, random.reals(size_t(rank) * n_embd, 1.7f / std::sqrt(float(n_embd))), n_embd);
+    const Bytes b = quantize_rows(p.b, random.reals(size_t(layer.n_ff) * rank, 2.5f / std::sqrt(float(rank))), rank);
+    layer.pred_a = dequantize_rows(p.a, a, n_embd);
+    layer.pred_b = dequantize_rows(p.b, b, rank);
+    layer.pred_bias = random.reals(layer.n_ff, 0.3f);
+    const uint8_t * bias = reinterpret_cast<const uint8_t *>(layer.pred_bias.data());
+    image.tensors.push_back({ block + "pred_a.weight", { n_embd, rank }, uint32_t(p.a), a, {} });
+    image.tensors.push_back({ block + "pred_b.weight", { rank, layer.n_ff }, uint32_t(p.b), b, {} });
+    image.tensors.push_back(
+        { block + "pred_b.bias", { layer.n_ff }, GGML_TYPE_F32, Bytes(bias, bias + layer.n_ff * sizeof(float)), {} });
 }
 
 Bytes FlashFile::bundle(const std::vector<Bytes> & parts, uint32_t n_ff, uint64_t & stride) const {
@@ -178,8 +227,8 @@ double dot(const std::vector<float> & rows, size_t i, const float * x, uint32_t 
 
 } // namespace
 
-std::vector<double> reference_ffn(const FlashFile & file, size_t index, const std::vector<float> & x,
-                                  uint32_t n_tokens) {
+std::vector<double> reference_ffn(const FlashFile & file, size_t index, const std::vector<float> & x, uint32_t n_tokens,
+                                  const std::vector<uint8_t> & selected) {
     const DenseLayer & layer = file.layers[index];
     const uint32_t n = file.spec.n_embd;
     const double threshold = file.spec.thresholds.empty() ? 0 : file.spec.thresholds[index];
@@ -190,11 +239,33 @@ std::vector<double> reference_ffn(const FlashFile & file, size_t index, const st
             out[size_t(t) * n + c] = layer.down_bias.empty() ? 0.0 : layer.down_bias[c];
         }
         for (uint32_t i = 0; i < layer.n_ff; ++i) {
+            if (!selected.empty() && selected[size_t(t) * layer.n_ff + i] == 0) {
+                continue;
+            }
             const double up = dot(layer.up, i, xt, n, layer.up_bias);
             const double gate = file.spec.gated ? dot(layer.gate, i, xt, n, layer.gate_bias) : up;
             const double h = act(file.spec.activation, gate, threshold) * (file.spec.gated ? up : 1);
             for (uint32_t c = 0; c < n; ++c) {
                 out[size_t(t) * n + c] += h * layer.down[size_t(i) * n + c];
+            }
+        }
+    }
+    return out;
+}
+
+std::vector<double> reference_scores(const FlashFile & file, size_t index, const std::vector<float> & x,
+                                     uint32_t n_tokens) {
+    const DenseLayer & layer = file.layers[index];
+    const uint32_t n = file.spec.n_embd;
+    const size_t rank = layer.pred_a.size() / n;
+    std::vector<double> out(size_t(n_tokens) * layer.n_ff);
+    for (uint32_t t = 0; t < n_tokens; ++t) {
+        double * scores = out.data() + size_t(t) * layer.n_ff;
+        std::copy(layer.pred_bias.begin(), layer.pred_bias.end(), scores);
+        for (size_t r = 0; r < rank; ++r) {
+            const double hidden = std::max(0.0, dot(layer.pred_a, r, x.data() + size_t(t) * n, n, {}));
+            for (uint32_t i = 0; i < layer.n_ff; ++i) {
+                scores[i] += hidden * layer.pred_b[i * rank + r];
             }
         }
     }

@@ -6,6 +6,14 @@
 #include "gguf_image.h"
 #include "random_data.h"
 
+// Select::predictor: what a layer's predictor is like, and what calibration says of it.
+struct PredictorSpec {
+    std::vector<uint32_t> ranks = { 32 }; // one per layer, or one for all
+    ggml_type a = GGML_TYPE_F16, b = GGML_TYPE_F16;
+    std::vector<float> thresholds;    // one per layer; none: 0.5, which about half of the neurons pass
+    std::vector<uint32_t> capacities; // none, or one per layer
+};
+
 struct FlashSpec {
     uint32_t n_embd = 64;
     std::vector<uint32_t> layers = { 0 };
@@ -21,6 +29,7 @@ struct FlashSpec {
     bool pad_header = true;    // bundles start on a sector
     uint32_t bytes_before = 0; // size of a tensor before the bundles, which shifts them
     uint64_t seed = 1;
+    PredictorSpec predictor;
 };
 
 // What the file's weights mean: rows of n_embd floats, after quantization and back.
@@ -28,6 +37,7 @@ struct DenseLayer {
     uint32_t n_ff = 0;
     std::vector<float> gate, up, down;                // [n_ff, n_embd]; gate is empty when not gated
     std::vector<float> gate_bias, up_bias, down_bias; // empty without biases
+    std::vector<float> pred_a, pred_b, pred_bias;     // [rank, n_embd], [n_ff, rank], [n_ff]; of predictor mode
 };
 
 struct FlashFile {
@@ -42,12 +52,19 @@ private:
     void add_keys();
     void add_layer(size_t index, Random & random);
     void add_biases(DenseLayer & layer, const std::string & block, Random & random);
+    void add_predictor_keys();
+    void add_predictor(size_t index, DenseLayer & layer, const std::string & block);
     Bytes bundle(const std::vector<Bytes> & parts, uint32_t n_ff, uint64_t & stride) const;
 };
 
-// [n_tokens, n_embd], computed in double from the dequantized rows.
-std::vector<double> reference_ffn(const FlashFile & file, size_t index, const std::vector<float> & x,
-                                  uint32_t n_tokens);
+// [n_tokens, n_embd], computed in double from the dequantized rows. selected is [n_tokens, n_ff], not zero
+// where a neuron counts; empty: all do.
+std::vector<double> reference_ffn(const FlashFile & file, size_t index, const std::vector<float> & x, uint32_t n_tokens,
+                                  const std::vector<uint8_t> & selected = {});
+
+// [n_tokens, n_ff], what the predictor says, in double.
+std::vector<double> reference_scores(const FlashFile & file, size_t index, const std::vector<float> & x,
+                                     uint32_t n_tokens);
 
 // Distance of out from expected over the length of expected, the worst token.
 double worst_error(const std::vector<float> & out, const std::vector<double> & expected, uint32_t n_tokens);
