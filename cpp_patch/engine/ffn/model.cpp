@@ -171,6 +171,7 @@ std::vector<uint32_t> Model::share_slots(uint64_t spare) const {
         for (size_t i = 0; i < slots.size(); ++i) {
             most += slot_bytes(i) * (wanted[i] - slots[i]);
         }
+        const bool enough = spare >= most;
         const double share = most == 0 ? 0.0 : std::min(1.0, double(spare) / double(most));
         for (size_t i = 0; i < slots.size(); ++i) {
             const uint32_t more = uint32_t(share * (wanted[i] - slots[i]));
@@ -179,6 +180,9 @@ std::vector<uint32_t> Model::share_slots(uint64_t spare) const {
             wanted[i] = layout_.layers[i].n_ff;
         }
         spare -= std::min(spare, used);
+        if (!enough) {
+            break; // what rounding left over would all go to the largest layers
+        }
     }
     return slots;
 }

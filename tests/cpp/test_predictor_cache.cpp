@@ -1,0 +1,181 @@
+// Mode predictor's cache: counters, how slots are shared, and thresholds that a user sets.
+#include "counter_replay.h"
+
+#include <cmath>
+
+using namespace gguf_flash;
+using namespace replay;
+
+namespace {
+
+FlashSpec one_layer(float threshold, uint32_t capacity) {
+    FlashSpec spec;
+    spec.select = Select::predictor;
+    spec.gated = false;
+    spec.activation = "relu";
+    spec.n_ff = { replayed_neurons };
+    spec.predictor.ranks = { 8 };
+    spec.predictor.thresholds = { threshold };
+    if (capacity > 0) {
+        spec.predictor.capacities = { capacity };
+    }
+    return spec;
+}
+
+struct Sizes {
+    std::vector<uint32_t> n_ff, capacities;
+};
+
+// One large layer beside small ones: what rounding down leaves of seven must not go to the eighth.
+const std::vector<Sizes> all_sizes = {
+    { { 1000, 400, 100, 30 }, { 500, 64, 90, 30 } },
+    { { 5000, 70, 70, 70, 70, 70, 70, 70 }, { 100, 68, 68, 68, 68, 68, 68, 68 } },
+    { { 300, 300 }, { 0, 1000000 } },
+    { { 300, 200 }, {} },
+};
+
+FlashSpec layers_of(const Sizes & sizes) {
+    FlashSpec spec;
+    spec.select = Select::predictor;
+    spec.gated = false;
+    spec.n_embd = 32;
+    spec.n_ff = sizes.n_ff;
+    spec.layers.clear();
+    for (uint32_t i = 0; i < sizes.n_ff.size(); ++i) {
+        spec.layers.push_back(i);
+    }
+    spec.predictor.ranks = { 4 };
+    spec.predictor.capacities = sizes.capacities;
+    return spec;
+}
+
+struct Shares {
+    uint64_t least = 0, calibrated = 0, whole = 0; // bytes of RAM
+    std::vector<uint32_t> low, high;               // slots of each layer with the first two
+};
+
+Shares shares_of(const StoredFlash & stored, const Sizes & sizes) {
+    Shares out;
+    const Stats stats = open_flash(stored.path, { { "ram", "100%" } })->model().stats();
+    out.least = out.calibrated = out.whole = least_ram(stored.path);
+    for (size_t i = 0; i < sizes.n_ff.size(); ++i) {
+        const uint32_t n_ff = sizes.n_ff[i], low = std::min(n_ff, 64u);
+        const uint32_t capacity = sizes.capacities.empty() ? 0 : sizes.capacities[i];
+        out.low.push_back(low);
+        out.high.push_back(std::max(low, std::min(n_ff, capacity)));
+        out.calibrated += (out.high[i] - low) * stats.layers[i].slot_bytes;
+        out.whole += (n_ff - low) * stats.layers[i].slot_bytes;
+    }
+    return out;
+}
+
+Stats stats_with(const StoredFlash & stored, uint64_t ram) {
+    const Stats stats = open_flash(stored.path, { { "ram", std::to_string(ram) } })->model().stats();
+    CHECK(stats.ram_bytes == ram);
+    CHECK(stats.resident_bytes + stats.cache_bytes <= ram);
+    return stats;
+}
+
+// Slots lie the given share of the way from low to high, rounded down; above is what may be added.
+void check_share(const Stats & stats, const std::vector<uint32_t> & low, const std::vector<uint32_t> & high,
+                 double share) {
+    for (size_t i = 0; i < low.size(); ++i) {
+        CAPTURE(i);
+        CHECK(stats.layers[i].slots >= low[i]);
+        CHECK(stats.layers[i].slots <= high[i]);
+        CHECK(std::fabs(stats.layers[i].slots - (low[i] + share * (high[i] - low[i]))) <= 1);
+    }
+}
+
+} // namespace
+
+TEST_CASE("predictor counters: hits, evictions, requests and bytes as a replay predicts") {
+    for (float threshold : { 0.5f, 0.3f }) {
+        for (uint32_t capacity : { 0u, 600u }) {
+            for (const char * policy : { "window", "budget" }) {
+                for (uint32_t window : { 1u, 2u, 4u, 5u, 10u }) {
+                    CAPTURE(threshold);
+                    CAPTURE(std::string(policy));
+                    CAPTURE(window);
+                    compare_with_replay(one_layer(threshold, capacity),
+                                        { { "ram", "30%" },
+                                          { "policy", policy },
+                                          { "window", std::to_string(window) },
+                                          { "prefill", "select" } },
+                                        std::string(policy) == "budget" ? Policy::budget : Policy::window, window,
+                                        score_limit(threshold));
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("predictor slots: up to what calibration saw, the same share of the way") {
+    for (const Sizes & sizes : all_sizes) {
+        const StoredFlash stored(layers_of(sizes));
+        const Shares s = shares_of(stored, sizes);
+        for (int percent = 0; percent < 100 && s.calibrated > s.least; ++percent) {
+            CAPTURE(percent);
+            const uint64_t ram = s.least + (s.calibrated - s.least) * uint64_t(percent) / 100;
+            check_share(stats_with(stored, ram), s.low, s.high, double(ram - s.least) / double(s.calibrated - s.least));
+        }
+        check_share(stats_with(stored, s.calibrated), s.low, s.high, 1);
+        if (s.calibrated > s.least) {
+            check_share(stats_with(stored, s.calibrated - 1), s.low, s.high, 1);
+        }
+    }
+}
+
+TEST_CASE("predictor slots: beyond that, up to whole layers; from the least on without calibration") {
+    for (const Sizes & sizes : all_sizes) {
+        const StoredFlash stored(layers_of(sizes));
+        const Shares s = shares_of(stored, sizes);
+        for (int percent = 0; percent <= 110; percent += 2) {
+            CAPTURE(percent);
+            const uint64_t ram = s.calibrated + (s.whole - s.calibrated) * uint64_t(percent) / 100;
+            check_share(stats_with(stored, ram), s.high, sizes.n_ff,
+                        std::min(1.0, double(ram - s.calibrated) / double(s.whole - s.calibrated)));
+        }
+    }
+}
+
+TEST_CASE("predictor settings: a threshold for each layer") {
+    const Sizes sizes = { { 200, 200, 200 }, {} };
+    const StoredFlash stored(layers_of(sizes));
+    const auto thresholds = [&](const SettingList & list) {
+        std::vector<float> out;
+        for (const LayerLayout & l : open_flash(stored.path, list)->model().layout().layers) {
+            out.insert(out.end(), { l.threshold, l.predictor_threshold });
+        }
+        return out;
+    };
+    using Floats = std::vector<float>;
+    CHECK((thresholds({}) == Floats{ 0, 0.5f, 0, 0.5f, 0, 0.5f }));
+    CHECK((thresholds({ { "predictor_threshold", "0.25" } }) == Floats{ 0, 0.25f, 0, 0.25f, 0, 0.25f }));
+    CHECK((thresholds({ { "predictor_threshold", "0,0.75,0.125" } }) == Floats{ 0, 0, 0, 0.75f, 0, 0.125f }));
+    CHECK((thresholds({ { "threshold", "1,2,3" } }) == Floats{ 1, 0.5f, 2, 0.5f, 3, 0.5f }));
+    for (const char * name : { "threshold", "predictor_threshold" }) {
+        for (const char * value : { "0.1,0.2", "0.1,0.2,0.3,0.4" }) {
+            const auto refused = Standalone::open(stored.path, settings_of({ { name, value } }));
+            CHECK(refused.status().code() == Code::argument);
+            CHECK(refused.status().message() == "cannot set '" + std::string(name) + "' of '" + stored.path +
+                                                    "': one value or 3 expected, found " +
+                                                    (std::string(value).size() > 8 ? "4" : "2"));
+        }
+    }
+}
+
+TEST_CASE("predictor settings: a threshold decides how many are selected, each layer by its own") {
+    const Sizes sizes = { { 200, 200, 200 }, {} };
+    const StoredFlash stored(layers_of(sizes));
+    const auto model = open_flash(stored.path, { { "predictor_threshold", "0,0.55,0.9999999" } });
+    const std::vector<float> x = stored.input(1);
+    for (uint32_t layer : { 0u, 1u, 2u }) {
+        call(*model, layer, x, 1);
+    }
+    const Stats stats = model->model().stats();
+    CHECK(stats.layers[0].counters.selected == 200);
+    CHECK(stats.layers[1].counters.selected > 0);
+    CHECK(stats.layers[1].counters.selected < 150);
+    CHECK(stats.layers[2].counters.selected == 0);
+}
