@@ -72,7 +72,7 @@ TEST_CASE("settings: bad values are refused, named, and change nothing") {
         { "reader", { "mmap" } },
         { "prefill", { "", "always" } },
         { "threshold", { "", "-0.5", "x", "nan", "inf", "1%", "1,", ",1", "1,,2", "1;2", "0,-1" } },
-        { "predictor_threshold", { "", "1", "-0.1", "nan", "0.5,1", "0.5," } },
+        { "predictor_threshold", { "", "1", "0.99999999", "-0.1", "nan", "0.5,1", "0.5," } },
         { "activation", { "swish" } },
         { "faults", { "eio", "eio:0", "boom:3" } },
     };
