@@ -55,6 +55,8 @@ bool read_once(const Patient & patient, size_t file_size) {
     for (const LayerLayout & layer : layout.value().layers) {
         REQUIRE(layer.offset + layer.stride * layer.n_ff <= file_size);
         REQUIRE(layer.parts.back().offset + layer.parts.back().bytes <= layer.stride);
+        REQUIRE((layer.rank > 0) == (layout.value().select == Select::predictor));
+        REQUIRE((layer.predictor_threshold >= 0 && layer.predictor_threshold < 1));
     }
     return true;
 }
@@ -109,20 +111,35 @@ TEST_CASE("header fuzz: 20,000 damaged headers") {
     fuzz(FlashFile(spec), 8000, 2);
 }
 
+TEST_CASE("header fuzz: 8,000 damaged headers with predictors and calibration") {
+    FlashSpec spec;
+    spec.n_ff = { 70 };
+    spec.align = 32;
+    spec.layers = { 0, 3 };
+    spec.select = Select::predictor;
+    spec.predictor.b = GGML_TYPE_Q8_0;
+    spec.predictor.capacities = { 64, 70 };
+    spec.pad_header = false;
+    fuzz(FlashFile(spec), 8000, 3);
+}
+
 TEST_CASE("header fuzz: every byte of a small header, three values each") {
     FlashSpec spec;
     spec.n_ff = { 4 };
     spec.align = 32;
     spec.pad_header = false;
-    const FlashFile file(spec);
-    TempFolder folder;
-    const Bytes bytes = file.image.bytes();
-    Patient patient(folder, bytes);
-    for (size_t at = 0; at < file.image.header().size(); ++at) {
-        for (uint8_t value : { uint8_t(0), uint8_t(0xff), uint8_t(bytes[at] ^ 0x80) }) {
-            patient.damage(at, { value });
-            read_once(patient, bytes.size());
-            patient.repair();
+    for (Select select : { Select::all, Select::predictor }) {
+        spec.select = select;
+        const FlashFile file(spec);
+        TempFolder folder;
+        const Bytes bytes = file.image.bytes();
+        Patient patient(folder, bytes);
+        for (size_t at = 0; at < file.image.header().size(); ++at) {
+            for (uint8_t value : { uint8_t(0), uint8_t(0xff), uint8_t(bytes[at] ^ 0x80) }) {
+                patient.damage(at, { value });
+                read_once(patient, bytes.size());
+                patient.repair();
+            }
         }
     }
 }
