@@ -169,8 +169,9 @@ gguf_flash_model_ptr dense_activation(const llama_model_loader & ml, const llama
         const std::string name = gguf_get_val_str(ml.metadata, id);
         activation = spelled(name);
         if (activation == Activation::from_graph) {
-            flash_refuse({ gguf_flash::Code::unsupported, "the model asks for activation '" + name +
-                                                              "', which is not known; set flash_ffn.activation" });
+            flash_refuse({ gguf_flash::Code::unsupported,
+                           "the model's key '" + ml.arch_name + ".hidden_activation' is '" + name +
+                               "', expected relu, relu_sqr, silu, gelu or gelu_erf; set flash_ffn.activation" });
         }
     }
     std::vector<float> thresholds = settings.threshold.empty() ? thresholds_of(ml.metadata) : settings.threshold;
