@@ -75,7 +75,7 @@ def test_flash_equals_dense(files: dict[str, Path], select: str) -> None:
     assert read_layout(files[select]).activation == "relu"
 
 
-@pytest.mark.parametrize("activation", ["relu_sqr", "silu", "gelu"])
+@pytest.mark.parametrize("activation", ["relu_sqr", "silu", "gelu", "gelu_erf"])
 def test_other_activations(tmp_path: Path, activation: str) -> None:
     """ggml looks GELU up in a table from F16 to F16, hence its other bound."""
     dense, flash = tmp_path / "dense.gguf", tmp_path / "flash.gguf"
