@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,14 @@ class PredictorTensors:
             **dict.fromkeys(("capacity", "miss_slots"), "arr:u32"),
             **dict.fromkeys((*RATES, "miss_curve"), "arr:f32"),
         }
-        for name, kind in kinds.items():
-            value = found[name]
-            if name.startswith("miss_"):
-                value = [v for row in value for v in row]
-            keys[f"calibration.{name}"] = encode_value(kind, value)
+        try:
+            for name, kind in kinds.items():
+                value = found[name]
+                if name.startswith("miss_"):
+                    value = [v for row in value for v in row]
+                keys[f"calibration.{name}"] = encode_value(kind, value)
+        except (LookupError, TypeError, AttributeError, OverflowError, struct.error) as e:
+            raise PredictorError(
+                f"the predictor's calibration is damaged ({e}); run gguf-flash calibrate again"
+            ) from e
         return keys
