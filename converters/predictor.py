@@ -44,9 +44,10 @@ class PredictorTensors:
                 f"{e} (a predictor belongs to the dense GGUF that was recorded)"
             ) from e
 
-    def check_sizes(self) -> None:
-        """Raise PredictorError unless it has these layers, of these sizes."""
-        self._predictor.check_fits(self._predictor.model_sha256, self._n_ff, self._n_embd)
+    def thresholds(self) -> dict[int, float]:
+        """The threshold of every layer of the predictor, as a float32 holds it."""
+        layers = self._predictor.layers.values()
+        return {p.layer: float(np.float32(p.threshold)) for p in layers}
 
     def planned(self) -> list[PlannedTensor]:
         """The tensors to write: A, B and b of each layer."""

@@ -22,8 +22,8 @@ from gguf_flash.converters.dense import DenseModel, FfnLayer, find_layers
 from gguf_flash.converters.predictor import PredictorTensors
 from gguf_flash.converters.rows import dequantize_rows, quantize_rows
 from gguf_flash.converters.upstream import open_source
-from gguf_flash.errors import ArgumentError, IoError
-from gguf_flash.format.container import Tensor
+from gguf_flash.errors import IoError
+from gguf_flash.format.container import Tensor, Value
 from gguf_flash.format.layout import FlashLayout, LayerBundle, Part
 from gguf_flash.format.predictor import predictor_names
 from gguf_flash.format.reader import read_layout
@@ -97,7 +97,7 @@ def verify(
     ):
         comparison = _Comparison(flash, dense, report)
         if predictor is not None:
-            comparison.expect(PredictorTensors.open(predictor, _sizes(layout)), predictor)
+            comparison.expect(PredictorTensors.open(predictor, _sizes(layout)))
         return comparison.run()
 
 
@@ -141,31 +141,28 @@ class _Comparison:
         self.layout = flash.layout
         self.report = Verification()
         self.predicted: dict[str, NDArray[np.uint8]] = {}  # tensors of the predictor, if given
+        self.thresholds: dict[int, float] = {}  # of its layers
+        self.predictor_keys: dict[str, Value] = {}
         self.proven: set[str] = set()  # resident tensors that a reordered layer accounts for
         self.done = 0
+
+    def expect(self, predictor: PredictorTensors) -> None:
+        """Compare what selects neurons, and the keys about it, too."""
+        self.thresholds = predictor.thresholds()
+        names = [t.name for t in predictor.planned()]
+        data = (a.view(np.uint8).ravel() for a in predictor.data({}))
+        self.predicted = dict(zip(names, data, strict=True))
+        self.predictor_keys = predictor.keys()
 
     def run(self) -> Verification:
         if self._same_structure():
             for ffn in self.layers:
                 self._layer(ffn, self.layout.bundle(ffn.layer))
             self._residents()
+            if self.predicted:
+                self._predictors()
         self._keys()
         return self.report
-
-    def expect(self, predictor: PredictorTensors, path: Path | str) -> None:
-        """Compare the file's predictors and their keys with ``predictor``, read from ``path``."""
-        if self.layout.select != "predictor":
-            raise ArgumentError(
-                f"'{self.layout.path}' selects by '{self.layout.select}', so there is no predictor "
-                f"to compare with '{path}'; leave it out"
-            )
-        predictor.check_sizes()
-        names = [t.name for t in predictor.planned()]
-        data = (a.view(np.uint8).ravel() for a in predictor.data({}))
-        self.predicted = dict(zip(names, data, strict=True))
-        for key, value in predictor.keys().items():
-            if self.layout.kv.get(f"flash_ffn.{key}") != value:
-                self.differ(f"key 'flash_ffn.{key}' has another value than the predictor")
 
     def differ(self, what: str) -> None:
         self.report.differences.append(what)
@@ -283,7 +280,12 @@ class _Comparison:
 
     def _scoring(self, ffn: FfnLayer, read: Any) -> NDArray[np.uint8]:
         """The predictor's row and bias of each neuron: uint8 [n_ff, bytes], without one empty."""
-        names = [n for n in predictor_names(ffn.layer)[1:] if n in self.predicted]
+        sizes = {n: t.nbytes for n, t in self.flash.resident.items()}
+        names = [
+            n
+            for n in predictor_names(ffn.layer)[1:]
+            if n in self.predicted and self.predicted[n].nbytes == sizes.get(n)
+        ]
         self.proven |= set(names)
         rows = [read(n).reshape(ffn.n_ff, -1) for n in names]
         return np.concatenate([np.empty((ffn.n_ff, 0), np.uint8), *rows], axis=1)
@@ -317,10 +319,25 @@ class _Comparison:
             elif name not in self.proven and not self._same_data(ours, theirs):
                 self.differ(f"tensor '{name}' has other bytes than the source")
 
-        for name in sorted(of_predictors & self.predicted.keys()):
-            same = np.array_equal(self._flash_bytes(name), self.predicted[name])
-            if not same and name not in self.proven:
-                self.differ(f"tensor '{name}' has other bytes than the predictor")
+    def _predictors(self) -> None:
+        ours = {p.layer: p.threshold for p in self.layout.predictors}
+        for layer in sorted(ours.keys() ^ self.thresholds.keys()):
+            side = "has none in the predictor" if layer in ours else "has no predictor in the file"
+            self.differ(f"layer {layer} {side}")
+        for layer in sorted(ours.keys() & self.thresholds.keys()):
+            if ours[layer] != self.thresholds[layer]:
+                self.differ(
+                    f"layer {layer} has the predictor threshold {ours[layer]:g}, the predictor"
+                    f" {self.thresholds[layer]:g}"
+                )
+            for name in predictor_names(layer):
+                same = np.array_equal(self._flash_bytes(name), self.predicted[name])
+                if not same and name not in self.proven:
+                    self.differ(f"tensor '{name}' has other bytes than the predictor")
+
+        for name, value in self.predictor_keys.items():
+            if self.report.ok and self.layout.kv.get(f"flash_ffn.{name}") != value:
+                self.differ(f"key 'flash_ffn.{name}' has another value than the predictor's")
 
     def _same_data(self, ours: Tensor, theirs: Tensor) -> bool:
         offset = ours.offset
