@@ -31,6 +31,9 @@ Progress = Callable[[int, int, str], None]
 # 128 rows of a vocabulary of 128k are 64 MiB. Constant, for another split would give other bits.
 _BATCH = 128
 
+# What they change about a dense model is not in its file, so not in a recording's identity either.
+_VARIABLES = {"GGUF_FLASH_ACTIVATION": "--activation", "GGUF_FLASH_THRESHOLD": "--threshold"}
+
 
 @dataclass(frozen=True)
 class LayerShare:
@@ -91,7 +94,8 @@ def collect(
         progress: called with tokens done, tokens in all and a label.
 
     Raises:
-        ArgumentError: an argument, a text without a whole window, `out` holds something else.
+        ArgumentError: an argument, a text without a whole window, `out` holds something else, or
+            GGUF_FLASH_ACTIVATION or GGUF_FLASH_THRESHOLD is set.
         UnsupportedError: a flash-GGUF, a mixture of experts, a graph that cannot be recorded.
         CorruptFileError, IoError: the model, the recording, the disk.
     """
@@ -99,6 +103,7 @@ def collect(
 
     if tokens < 1 or ctx < 1:
         raise ArgumentError(f"tokens and ctx must be at least 1, found {tokens} and {ctx}")
+    _check_environment()
     began = time.monotonic()
     report = progress or (lambda done, total, what: None)
     try:
@@ -124,6 +129,16 @@ def collect(
                 todo = windows[before // ctx :]
                 peak = _record(session, dense, ffns, writer, todo, threads, report) if todo else 0
     return _summary(Path(out), before, found, began, peak)
+
+
+def _check_environment() -> None:
+    for name, option in _VARIABLES.items():
+        if value := os.environ.get(name):
+            raise ArgumentError(
+                f"cannot record while {name} is set (to '{value}'), for the recording would not"
+                f" tell what it is of; put it into the file with 'gguf-flash convert --dense"
+                f" {option} ...' and unset {name}"
+            )
 
 
 def _model_info(dense: DenseModel, n_embd: int, n_vocab: int) -> dict[str, Any]:
