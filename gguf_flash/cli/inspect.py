@@ -186,8 +186,9 @@ def _print(layout: FlashLayout) -> None:
 
 
 def _probed(p: Probed) -> dict[str, Any]:
-    """JSON has no NaN: a model that runs to infinity has no perplexity."""
-    return {**vars(p), "perplexity": p.perplexity if math.isfinite(p.perplexity) else None}
+    """JSON has no NaN: a model that runs to infinity has no figures."""
+    figures = {"zeros": p.zeros, "perplexity": p.perplexity}
+    return {**vars(p), **{k: v if math.isfinite(v) else None for k, v in figures.items()}}
 
 
 def _probe(file: Path, text: Path, as_json: bool) -> None:
@@ -207,7 +208,9 @@ def _probe(file: Path, text: Path, as_json: bool) -> None:
     for name in ("activation", "zero", "perplexity"):
         table.add_column(name, justify="left" if name == "activation" else "right")
     for p in found:
-        table.add_row(p.activation, f"{100 * p.zeros:.1f}%", f"{p.perplexity:.4g}")
+        zero = f"{100 * p.zeros:.1f}%" if math.isfinite(p.zeros) else "-"
+        table.add_row(p.activation, zero, f"{p.perplexity:.4g}")
     console = Console(highlight=False)
     console.print(table)
-    console.print(f"the likeliest is {found[0].activation}", markup=False)
+    likeliest = found[0].activation if math.isfinite(found[0].perplexity) else "none of them"
+    console.print(f"the likeliest is {likeliest}", markup=False)
