@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_flash.errors import IoError, PredictorError, VersionError
+from gguf_flash.predictor.account import calibration_fault
 from gguf_flash.predictor.publish import check_target, publish
 from gguf_flash.predictor.rates import score_cut
 
@@ -105,8 +106,8 @@ class PredictorLayer:
 class Predictor:
     """The predictors of a model's layers, and what they were trained on.
 
-    training: corpus, tokens, train_tokens, seed, loss, settings; the entries per layer are made
-    from `layers` when the file is written.
+    training: corpus, tokens, train_tokens, seed, loss, settings, and calibration (see `account`) if
+    it was calibrated; the entries per layer are made from `layers` when the file is written.
     """
 
     layers: dict[int, PredictorLayer]
@@ -192,6 +193,10 @@ class Predictor:
                 fault = f"A takes {layer.n_embd} values and the file says n_embd is {self.n_embd}"
             if fault:
                 raise PredictorError(f"{where}, layer {number}: {fault}")
+        if fault := calibration_fault(self.training.get("calibration"), len(self.layers)):
+            raise PredictorError(
+                f"{where}, its calibration: {fault}; run gguf-flash calibrate again"
+            )
 
 
 def _names(layers: list[int]) -> str:
