@@ -144,7 +144,8 @@ TEST_CASE("predictor settings: a threshold for each layer") {
     const StoredFlash stored(layers_of(sizes));
     const auto thresholds = [&](const SettingList & list) {
         std::vector<float> out;
-        for (const LayerLayout & l : open_flash(stored.path, list)->model().layout().layers) {
+        const auto model = open_flash(stored.path, list);
+        for (const LayerLayout & l : model->model().layout().layers) {
             out.insert(out.end(), { l.threshold, l.predictor_threshold });
         }
         return out;
