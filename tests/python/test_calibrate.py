@@ -204,6 +204,7 @@ def test_round_trip(cli: Cli, small_opt: SmallOpt, tmp_path: Path) -> None:
     assert read_layout(flash).text("flash_ffn.calibration.target") == "3 % missed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [0.0005, 0.005])
 def test_a_target_in_divergence(
     cli: Cli, small_opt: SmallOpt, english: Path, tmp_path: Path, target: float
