@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gguf_flash.predictor.data import LayerData
 from gguf_flash.predictor.file import PredictorLayer
-from gguf_flash.predictor.rates import Chunk, rates_at, threshold_for
+from gguf_flash.predictor.rates import Chunk, Rates, rates_at, threshold_for
 
-__all__ = ["fold", "measure"]
+__all__ = ["fold", "measure", "note_rates"]
 
 
 def fold(
@@ -39,10 +40,11 @@ def measure(layer: PredictorLayer, data: LayerData, target_fn: float) -> None:
             yield layer.scores(x), active
 
     layer.threshold = threshold_for(chunks, target_fn)
-    (rates,) = rates_at(chunks(), [layer.threshold])
-    layer.stats.update(
-        false_negatives=rates.false_negatives,
-        false_positives=rates.false_positives,
-        active=rates.active,
-        predicted=rates.predicted,
-    )
+    note_rates(layer, chunks())
+
+
+def note_rates(layer: PredictorLayer, chunks: Iterable[Chunk]) -> Rates:
+    """Set the layer's rates to those of `chunks` at its threshold, and return them."""
+    (rates,) = rates_at(chunks, [layer.threshold])
+    layer.stats.update(asdict(rates))
+    return rates
