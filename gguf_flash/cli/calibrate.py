@@ -43,9 +43,7 @@ _existing = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--held-out",
     type=click.FloatRange(0, 1),
-    default=0.1,
-    show_default=True,
-    help="Share of the recording to measure on: the same that train held out.",
+    help="Share of the recording, its last tokens, to measure on [default: what train held out].",
 )
 @click.option("--model", type=_existing, help="The dense GGUF that was recorded.")
 @click.option("--text", type=_existing, help="A UTF-8 text to measure the divergence on.")
@@ -64,7 +62,8 @@ def command(
 
     Beside the thresholds, the file gets for each layer the share of active and selected neurons and
     of errors, the most neurons a window selects, and the misses per token against cache slots;
-    convert copies them, inspect shows them. Memory: 5 bytes for each held-out token and neuron of
+    convert copies them, inspect shows them. Tokens that the predictor was trained on are refused:
+    the first ones of a text of the same name. Memory: 6 bytes for each held-out token and neuron of
     one layer.
 
     \b
