@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from gguf_flash.errors import IoError
 from gguf_flash.predictor.file import Predictor
 
 __all__ = ["divergence_of"]
@@ -17,18 +18,27 @@ _VARIABLE = "GGUF_FLASH_PREDICTOR_THRESHOLD"
 
 @contextlib.contextmanager
 def divergence_of(
-    model: Path, predictor: Predictor, text: str, *, ctx: int, chunks: int, threads: int | None
+    model: Path,
+    predictor: Predictor,
+    text: str,
+    *,
+    folder: Path,
+    ctx: int,
+    chunks: int,
+    threads: int | None,
 ) -> Iterator[Callable[[Mapping[int, float]], float]]:
     """A function from a threshold for each layer to the mean KL divergence, in nats, of the model
     that selects by `predictor` from the dense `model`, over `chunks` windows of `ctx` tokens.
 
-    The converted model lies in a temporary file beside `model` meanwhile.
+    The converted model, as large as `model`, lies in a temporary folder in `folder` meanwhile. Each
+    call of the function runs both models over the windows. Raises IoError if `folder` cannot be
+    written to.
     """
     from gguf_flash.converters import convert
     from gguf_flash.perplexity import perplexity
 
-    with tempfile.TemporaryDirectory(dir=model.parent, prefix=".calibrate-") as folder:
-        flash, trained = Path(folder) / "model.gguf", Path(folder) / "predictor.safetensors"
+    with _temporary(folder) as temporary:
+        flash, trained = temporary / "model.gguf", temporary / "predictor.safetensors"
         predictor.save(trained)
         layers = [b.layer for b in convert(model, flash, predictor=trained).layers]
 
@@ -40,6 +50,19 @@ def divergence_of(
             return float(found["mean_kl"])
 
         yield measure
+
+
+@contextlib.contextmanager
+def _temporary(folder: Path) -> Iterator[Path]:
+    try:
+        temporary = tempfile.TemporaryDirectory(dir=folder, prefix=".calibrate-")
+    except OSError as e:
+        raise IoError(
+            f"cannot put a converted model into '{folder}': {e.strerror or e}; give an --out in"
+            " another folder"
+        ) from e
+    with temporary as name:
+        yield Path(name)
 
 
 @contextlib.contextmanager

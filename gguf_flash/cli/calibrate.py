@@ -30,8 +30,9 @@ _existing = click.Path(exists=True, dir_okay=False, path_type=Path)
     default="fn=5%",
     show_default=True,
     help="fn=SHARE of the active neurons of each layer that may be missed; bytes=SIZE read per"
-    " token (needs --model); kl=NATS of mean divergence from the dense model (needs --model and"
-    " --text).",
+    " token by a window of --window tokens, of bundles as convert writes them by default, without"
+    " --outtype, --down-type and --align (needs --model); kl=NATS of mean divergence from the dense"
+    " model (needs --model and --text).",
 )
 @click.option(
     "--window",
@@ -66,6 +67,10 @@ def command(
     the first ones of a text of the same name. Memory: 6 bytes for each held-out token and neuron of
     one layer.
 
+    For a target in divergence, the converted model lies in a temporary folder beside OUT, which
+    needs room for a file as large as MODEL, and up to four times both models, dense and converted,
+    are run over the text.
+
     \b
     Example:
       gguf-flash calibrate recording --predictor predictor.safetensors --out calibrated.safetensors
@@ -74,15 +79,17 @@ def command(
     from gguf_flash.calibrate.calibration import Target, calibrate
     from gguf_flash.calibrate.recording import Recording
     from gguf_flash.predictor.file import Predictor
+    from gguf_flash.predictor.publish import check_target
 
-    wanted = Target.parse(target)
+    wanted, folder = Target.parse(target), check_target(out).parent
     recorded, given = Recording.open(recording), Predictor.open(predictor)
     model, text = options.pop("model"), options.pop("text")
-    limits = {name: options.pop(name) for name in ("ctx", "chunks", "threads")}
+    limits: dict[str, Any] = {name: options.pop(name) for name in ("ctx", "chunks", "threads")}
     with contextlib.ExitStack() as stack:
         if wanted.kind == "bytes":
             options["strides"] = _strides(model, recorded)
         if wanted.kind == "kl":
+            limits["folder"] = folder
             options["measure_kl"] = stack.enter_context(_divergence(model, given, text, limits))
         progress = stack.enter_context(progress_bar("calibrate", as_json, unit="layer"))
         found = calibrate(recorded, given, wanted, progress=progress, **options)
