@@ -122,16 +122,7 @@ def calibrate(
     choice on the grid meets, and for tokens that the predictor was trained on: those before
     training["train_tokens"] of the text named training["corpus"]. A text of another name is unseen.
     """
-    layers = {x.layer: x for x in recording.layers}
-    predictor.check_fits(
-        recording.model_sha256, {n: x.n_ff for n, x in layers.items()}, recording.n_embd
-    )
-    if target.kind == "bytes" and not layers.keys() <= (strides or {}).keys():
-        raise ArgumentError(
-            "a target in bytes needs the bytes of each layer's bundles; give --model"
-        )
-    if target.kind == "kl" and measure_kl is None:
-        raise ArgumentError("a target in KL divergence needs the dense model; give --model")
+    _check_given(recording, predictor, target, strides or {}, measure_kl)
     begin = recording.split(_share_held_out(predictor) if held_out is None else held_out)
     _check_unseen(recording, predictor, begin)
     work = _Work(recording, begin, window, target, progress or (lambda done, total, what: None))
@@ -141,6 +132,25 @@ def calibrate(
     out = copy.deepcopy(predictor)
     out.training["calibration"] = work.curves(out, choices[best])
     return out
+
+
+def _check_given(
+    recording: Recording,
+    predictor: Predictor,
+    target: Target,
+    strides: Mapping[int, int],
+    measure_kl: MeasureKl | None,
+) -> None:
+    layers = {x.layer: x for x in recording.layers}
+    predictor.check_fits(
+        recording.model_sha256, {n: x.n_ff for n, x in layers.items()}, recording.n_embd
+    )
+    if target.kind == "bytes" and not layers.keys() <= strides.keys():
+        raise ArgumentError(
+            "a target in bytes needs the bytes of each layer's bundles; give --model"
+        )
+    if target.kind == "kl" and measure_kl is None:
+        raise ArgumentError("a target in KL divergence needs the dense model; give --model")
 
 
 def _share_held_out(predictor: Predictor) -> float:

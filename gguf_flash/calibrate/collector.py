@@ -101,9 +101,7 @@ def collect(
     """
     from gguf_flash.converters.dense import DenseModel
 
-    if tokens < 1 or ctx < 1:
-        raise ArgumentError(f"tokens and ctx must be at least 1, found {tokens} and {ctx}")
-    _check_environment()
+    _check(tokens, ctx)
     began = time.monotonic()
     report = progress or (lambda done, total, what: None)
     try:
@@ -131,7 +129,9 @@ def collect(
     return _summary(Path(out), before, found, began, peak)
 
 
-def _check_environment() -> None:
+def _check(tokens: int, ctx: int) -> None:
+    if tokens < 1 or ctx < 1:
+        raise ArgumentError(f"tokens and ctx must be at least 1, found {tokens} and {ctx}")
     for name, option in _VARIABLES.items():
         if value := os.environ.get(name):
             raise ArgumentError(
