@@ -86,7 +86,8 @@ Status set_thresholds(const std::string & name, const std::string & value, doubl
         const size_t comma = std::min(value.find(',', at), value.size());
         double number = 0;
         std::string unit;
-        if (!parse_number(value.substr(at, comma - at), number, unit) || !unit.empty() || double(float(number)) >= below) {
+        if (!parse_number(value.substr(at, comma - at), number, unit) || !unit.empty() ||
+            double(float(number)) >= below) {
             return bad(name, below > 1 ? "a number, zero or more, or a list of them" : "a number in [0, 1) or a list",
                        value);
         }
