@@ -135,9 +135,9 @@ TEST_CASE("predictor rejections: R6, keys that are missing or of another type") 
 }
 
 TEST_CASE("predictor rejections: R21, ranks and thresholds") {
-    key_refused(
-        21, "predictor.rank",
-        { u32_array({}), u32_array({ 32 }), u32_array({ 32, 64, 64 }), u32_array({ 0, 64 }), u32_array({ 32, 0 }) });
+    key_refused(21, "predictor.rank",
+                { u32_array({}), u32_array({ 32 }), u32_array({ 32, 64, 64 }), u32_array({ 0, 64 }),
+                  u32_array({ 32, 0 }), u32_array({ 32, 1 }) });
     const float tiny = -std::numeric_limits<float>::denorm_min();
     key_refused(21, "predictor.threshold",
                 { f32_array({}), f32_array({ 0.5f }), f32_array({ 0, 0, 0 }), f32_array({ 0, 1 }), f32_array({ 2, 0 }),
