@@ -8,6 +8,7 @@ Beside each ``NAME.gguf`` is ``NAME.json``: the layout, and the CRC-32 of each l
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import sys
 import tempfile
@@ -21,7 +22,6 @@ import numpy as np
 from tiny_models import make_dense
 
 from gguf_flash.converters import convert
-from gguf_flash.converters.dense import file_sha256
 from gguf_flash.format import FlashLayout, read_bundle
 from gguf_flash.format.container import Tensor
 from gguf_flash.format.predictor import predictor_names
@@ -72,7 +72,8 @@ def train(
         bias = rng.standard_normal(n_ff).astype(np.float32)
         layers[i] = PredictorLayer(i, a, b, bias, i / 8, {})
     training = {"calibration": CALIBRATION} if calibrated else {}
-    Predictor(layers, file_sha256([dense]), "llama", SHAPE["n_embd"], training).save(path)
+    digest = hashlib.sha256(dense.read_bytes()).hexdigest()
+    Predictor(layers, digest, "llama", SHAPE["n_embd"], training).save(path)
     return path
 
 
