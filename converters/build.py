@@ -27,6 +27,7 @@ from gguf_flash.format.container import Tensor, Value, encode_value
 from gguf_flash.format.ggml_types import GgmlType, type_by_name
 from gguf_flash.format.layout import FORMAT_VERSION, SELECTS, FlashLayout
 from gguf_flash.format.writer import FlashWriter, GgufWriter, PlannedTensor
+from gguf_flash.predictor.publish import check_target
 
 __all__ = ["Progress", "convert", "convert_dense"]
 
@@ -80,6 +81,8 @@ def convert(
     src, out = Path(src), _followed(Path(out))
     select = select or ("predictor" if predictor else "all")
     _check_arguments(src, out, select, align)
+    if predictor is not None:
+        check_target(out, [Path(predictor)])
     if (select == "predictor") != (predictor is not None):
         raise ArgumentError(
             "select 'predictor' and a predictor go together: give --predictor FILE, which"

@@ -81,7 +81,9 @@ def command(
     from gguf_flash.predictor.file import Predictor
     from gguf_flash.predictor.publish import check_target
 
-    wanted, folder = Target.parse(target), check_target(out).parent
+    inputs = [recording, predictor, options["model"], options["text"]]
+    wanted = Target.parse(target)
+    folder = check_target(out, [path for path in inputs if path is not None]).parent
     recorded, given = Recording.open(recording), Predictor.open(predictor)
     model, text = options.pop("model"), options.pop("text")
     limits: dict[str, Any] = {name: options.pop(name) for name in ("ctx", "chunks", "threads")}

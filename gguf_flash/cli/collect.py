@@ -57,7 +57,11 @@ def command(model: str, text: str, as_json: bool, **options: Any) -> None:
     from gguf_flash.calibrate.collector import collect
 
     with progress_bar("collect", as_json, unit="token") as progress:
-        done = collect(model, text, progress=progress, **options)
+        try:
+            done = collect(model, text, progress=progress, **options)
+        except KeyboardInterrupt:
+            click.echo("\nwhat is recorded is kept; the same command goes on from there", err=True)
+            raise
     click.echo(json.dumps(_figures(done)) if as_json else summary(done, options["tokens"]))
 
 

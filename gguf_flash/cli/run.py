@@ -14,6 +14,7 @@ from gguf_flash.cli.options import (
     read_settings,
     threads_option,
 )
+from gguf_flash.errors import FlashError
 from gguf_flash.sizes import format_size
 
 MOST_TOKENS = 1 << 24  # beyond any model's context; llama.cpp counts in 32 bits
@@ -55,9 +56,13 @@ def command(model: str, as_json: bool, **options: Any) -> None:
 
     settings = read_settings(options)
     with Generation(model, settings=settings, **options) as generation:
-        for piece in generation:
-            if not as_json:
-                click.echo(piece, nl=False)
+        try:
+            for piece in generation:
+                if not as_json:
+                    click.echo(piece, nl=False)
+        except FlashError:
+            click.echo(err=True)  # the message begins a line of its own
+            raise
         figures = generation.figures()
     if as_json:
         click.echo(json.dumps(figures))

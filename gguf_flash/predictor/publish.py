@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from gguf_flash.errors import ArgumentError, IoError
@@ -10,13 +11,19 @@ from gguf_flash.errors import ArgumentError, IoError
 __all__ = ["check_target", "publish"]
 
 
-def check_target(path: Path) -> Path:
+def check_target(path: Path, inputs: Iterable[Path] = ()) -> Path:
     """`path` with its links followed, if a file can be put there.
 
-    Raises ArgumentError when something other than a regular file is there, IoError when the folder
-    is not.
+    Raises ArgumentError when something other than a regular file is there, or one of `inputs` (a
+    folder stands for all in it), IoError when the folder is not there.
     """
     target = path.resolve()
+    for given in inputs:
+        linked = target.exists() and given.exists() and target.samefile(given)
+        if linked or given.resolve() in (target, *target.parents):
+            raise ArgumentError(
+                f"output '{path}' is, or is part of, the input '{given}'; choose another name"
+            )
     if target.exists() and not target.is_file():
         raise ArgumentError(f"output '{path}' is not a regular file; choose another name")
     if not target.parent.is_dir():

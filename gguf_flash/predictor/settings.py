@@ -74,8 +74,8 @@ class TrainSettings:
                 raise ArgumentError(f"{name} must be above 0, found {getattr(self, name)}")
         if self.seed < 0:
             raise ArgumentError(f"seed must not be negative, found {self.seed}")
-        if any(rank < 1 for rank in self.ranks):
-            raise ArgumentError(f"a rank must be at least 1, found {min(self.ranks)}")
+        if any(rank < 2 for rank in self.ranks):
+            raise ArgumentError(f"a rank must be at least 2, found {min(self.ranks)}")
 
     def as_dict(self) -> dict[str, Any]:
         """All settings, as JSON holds them."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gguf_flash.calibrate.recording import Recording
-from gguf_flash.errors import ToolError
+from gguf_flash.errors import ArgumentError, ToolError
 from gguf_flash.predictor.data import LayerData
 from gguf_flash.predictor.export import fold, measure
 from gguf_flash.predictor.file import Predictor, PredictorLayer
@@ -58,7 +58,7 @@ def train(
 
     settings = replace(settings, device=resolve_device(settings.device))
     source = Recording.open(recording)
-    target = check_target(Path(out))
+    target = check_target(Path(out), [Path(recording)])
     job = _Job(source, settings, progress or (lambda done, total, what: None))
     prepare(settings)
     entries = []
@@ -86,6 +86,12 @@ class _Job:
         self.source, self.settings, self._progress = source, settings, progress
         numbers = [layer.layer for layer in source.layers]
         self._ranks = settings.first_ranks(numbers, source.n_embd)
+        for layer, rank in zip(source.layers, self._ranks, strict=True):
+            if rank > layer.n_ff:
+                raise ArgumentError(
+                    f"a rank is at most the {layer.n_ff} neurons of a layer, found {rank}; a"
+                    " predictor of that size costs more than the FFN"
+                )
         self._most = max(settings.max_rank or source.n_embd, 1)
         self._train_end = source.split(settings.held_out)
         if settings.loss == "contribution":

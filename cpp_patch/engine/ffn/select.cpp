@@ -76,11 +76,12 @@ void FfnRun::mark_predicted(uint32_t first, uint32_t end) {
 
 void FfnRun::list_selected() {
     Session & s = session();
+    s.selection.clear();
     if (s.not_a_number.load(std::memory_order_relaxed)) {
         fail({ Code::corrupt, "the predictor of layer " + std::to_string(state_.layout.layer) + " of '" +
                                   op_.model_->label() + "' gives scores that are not numbers; train it again" });
+        return;
     }
-    s.selection.clear();
     for (uint32_t i = 0; i < state_.layout.n_ff; ++i) {
         if (s.last[i] != 0) {
             s.selection.push_back({ i, s.last[i] - 1 });
