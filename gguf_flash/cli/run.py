@@ -61,7 +61,8 @@ def command(model: str, as_json: bool, **options: Any) -> None:
                 if not as_json:
                     click.echo(piece, nl=False)
         except FlashError:
-            click.echo(err=True)  # the message begins a line of its own
+            if not as_json:
+                click.echo()  # ends the text, so that the message begins a line of its own
             raise
         figures = generation.figures()
     if as_json:
