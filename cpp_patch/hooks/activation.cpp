@@ -65,11 +65,6 @@ const chosen_activation * chosen_for(const llm_graph_context & graph) {
     return nullptr;
 }
 
-// The gate's rows, then up's, in one tensor.
-bool is_fused(int type_op) {
-    return type_op == LLM_FFN_SWIGLU || type_op == LLM_FFN_GEGLU || type_op == LLM_FFN_REGLU;
-}
-
 // What checkpoints call the functions; "gelu" is the tanh form, as in upstream's graphs.
 Activation spelled(std::string name) {
     std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return char(std::tolower(c)); });
@@ -138,6 +133,10 @@ Activation activation_of(int type_op) {
         case LLM_FFN_RELU_SQR: return Activation::relu_sqr;
         default: return Activation::from_graph;
     }
+}
+
+bool is_fused(int type_op) {
+    return type_op == LLM_FFN_SWIGLU || type_op == LLM_FFN_GEGLU || type_op == LLM_FFN_REGLU;
 }
 
 std::string unsupported_form(const llm_graph_context & graph, const gguf_flash_ffn_weights & w, int type_op,

@@ -10,6 +10,9 @@
 // What an llm_ffn_op_type computes; Activation::from_graph for one the engine does not have.
 gguf_flash::Activation activation_of(int type_op);
 
+// Whether an llm_ffn_op_type takes one tensor: the gate's rows, then up's.
+bool is_fused(int type_op);
+
 // Why the FFN of layer il is not of the form down(act(gate) * up) that both the engine and dense_ffn
 // compute; empty if it is.
 std::string unsupported_form(const llm_graph_context & graph, const gguf_flash_ffn_weights & w, int type_op,

@@ -91,8 +91,7 @@ void check_supported(const llm_graph_context & graph, const gguf_flash::Layout &
     if (!reason.empty()) {
         refuse(il, reason + "; run the dense model");
     }
-    const bool pair = type_op == LLM_FFN_SWIGLU || type_op == LLM_FFN_GEGLU || type_op == LLM_FFN_REGLU;
-    if ((layout.gated && !layout.fused) != (w.gate != nullptr) || layout.fused != pair) {
+    if ((layout.gated && !layout.fused) != (w.gate != nullptr) || layout.fused != is_fused(type_op)) {
         refuse(il, "the file's gated or fused key does not fit the architecture; convert the model again");
     }
 }
