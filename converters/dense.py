@@ -92,6 +92,7 @@ class DenseModel:
                 f"cannot read '{self.path}' as a dense model: it is a flash-GGUF already; give the "
                 "dense GGUF"
             )
+        self._digest = ""  # of the files, when somebody has asked for it
         self._fds = [os.open(p, os.O_RDONLY) for p in self.paths]
 
     def __enter__(self) -> DenseModel:
@@ -161,13 +162,16 @@ class DenseModel:
 
     def sha256(self) -> str:
         """Hex digest of the file, or of the split set's files one after the other."""
+        if self._digest:
+            return self._digest
         digest = hashlib.sha256()
         buffer = bytearray(_BLOCK)
         for path in self.paths:
             with open(path, "rb", buffering=0) as f:
                 while n := f.readinto(buffer):
                     digest.update(memoryview(buffer)[:n])
-        return digest.hexdigest()
+        self._digest = digest.hexdigest()
+        return self._digest
 
 
 def find_layers(dense: DenseModel) -> list[FfnLayer]:
