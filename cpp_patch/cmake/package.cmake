@@ -49,11 +49,11 @@ endif()
 
 # Upstream's pure Python: llama_cpp for users who have none of their own, and the HF converter with
 # the gguf package it was written for. Each stands alone in its folder, so that putting one on
-# sys.path never shadows another package.
+# sys.path never shadows another package. A plain llama.cpp tree as the source has no llama_cpp.
 set(upstream gguf_flash/_upstream)
 install(FILES "${CMAKE_SOURCE_DIR}/LLAMA_CPP_PIN" DESTINATION ${upstream} COMPONENT gguf_flash)
 install(DIRECTORY "${CMAKE_BINARY_DIR}/source/python/" DESTINATION ${upstream}/python
-  COMPONENT gguf_flash PATTERN __pycache__ EXCLUDE)
+  COMPONENT gguf_flash OPTIONAL PATTERN __pycache__ EXCLUDE)
 install(FILES "${llama_dir}/convert_hf_to_gguf.py" "${llama_dir}/LICENSE"
   DESTINATION ${upstream} COMPONENT gguf_flash)
 install(DIRECTORY "${llama_dir}/conversion" "${llama_dir}/licenses" DESTINATION ${upstream}
