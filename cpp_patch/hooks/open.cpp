@@ -68,13 +68,14 @@ std::vector<std::string> open_paths(const llama_model_loader & ml, std::string &
     return paths;
 }
 
-// Bundles and predictors leave the loader's list; a bundle counts as the weights it holds.
+// Bundles, predictors and the scales of codes leave the loader's list; a bundle counts as the weights it holds.
 void take_tensors(llama_model_loader & ml, const gguf_flash::Layout & layout) {
     for (const gguf_flash::LayerLayout & layer : layout.layers) {
         const gguf_flash::PredictorNames predictor(layer.layer);
         for (const std::string & name : { predictor.a, predictor.b, predictor.bias }) {
             ml.n_tensors -= layout.select == gguf_flash::Select::predictor ? int(ml.weights_map.erase(name)) : 0;
         }
+        ml.n_tensors -= layer.has_codes() ? int(ml.weights_map.erase(gguf_flash::down_scale_name(layer.layer))) : 0;
         ml.weights_map.erase(gguf_flash::bundle_name(layer.layer));
         ml.n_tensors -= 1;
         ml.n_elements -= layer.stride * layer.n_ff;
@@ -214,7 +215,8 @@ bool flash_model::expected(const std::string & name, expected_shape & shape) con
         shape.ne0 = down ? layer->n_ff : layout.n_embd;
         shape.ne1 = down ? layout.n_embd : layer->n_ff * (layout.fused ? 2 : 1);
         // Informative only; a transposed row need not be whole blocks.
-        shape.type = shape.ne0 % ggml_blck_size(ggml_type(part.type)) == 0 ? ggml_type(part.type) : GGML_TYPE_F16;
+        const ggml_type type = part.type == GGML_TYPE_I8 ? GGML_TYPE_Q8_0 : ggml_type(part.type);
+        shape.type = shape.ne0 % ggml_blck_size(type) == 0 ? type : GGML_TYPE_F16;
         return true;
     }
     return false;

@@ -131,6 +131,10 @@ void FlashFile::add_layer(size_t index, Random & random) {
         if (!part.wanted) {
             continue;
         }
+        if (part.type == GGML_TYPE_I8) {
+            bundled.push_back(add_codes(layer, block, random, part.scale));
+            continue;
+        }
         const Bytes raw = quantize_rows(part.type, random.reals(size_t(layer.n_ff) * n_embd, part.scale), n_embd);
         *part.rows = dequantize_rows(part.type, raw, n_embd);
         if (spec.select == Select::gate && part.deciding) {
@@ -150,6 +154,25 @@ void FlashFile::add_layer(size_t index, Random & random) {
         add_predictor(index, layer, block);
     }
     layers.push_back(std::move(layer));
+}
+
+// A Q8_0 down matrix taken apart: its scales become a tensor, its codes, turned, are returned.
+Bytes FlashFile::add_codes(DenseLayer & layer, const std::string & block, Random & random, float scale) {
+    const uint32_t n_embd = spec.n_embd, n_ff = layer.n_ff, n_blocks = n_ff / 32, q8_0 = 34;
+    layer.down_q8_0 = quantize_rows(GGML_TYPE_Q8_0, random.reals(size_t(n_ff) * n_embd, scale), n_ff);
+    const std::vector<float> dense = dequantize_rows(GGML_TYPE_Q8_0, layer.down_q8_0, n_ff);
+    layer.down.resize(dense.size());
+    Bytes codes(dense.size()), scales(size_t(n_blocks) * n_embd * 2);
+    for (uint32_t i = 0; i < n_embd; ++i) {
+        for (uint32_t j = 0; j < n_ff; ++j) {
+            const uint8_t * from = layer.down_q8_0.data() + (size_t(i) * n_blocks + j / 32) * q8_0;
+            codes[size_t(j) * n_embd + i] = from[2 + j % 32];
+            std::memcpy(scales.data() + (size_t(j / 32) * n_embd + i) * 2, from, 2);
+            layer.down[size_t(j) * n_embd + i] = dense[size_t(i) * n_ff + j];
+        }
+    }
+    image.tensors.push_back({ block + "down_scale", { n_embd, n_blocks }, GGML_TYPE_F16, scales, {} });
+    return codes;
 }
 
 void FlashFile::add_biases(DenseLayer & layer, const std::string & block, Random & random) {

@@ -21,7 +21,7 @@ struct FlashSpec {
     gguf_flash::Select select = gguf_flash::Select::all;
     bool gated = true;
     bool fused = false;
-    ggml_type gate = GGML_TYPE_F16, up = GGML_TYPE_F16, down = GGML_TYPE_F16;
+    ggml_type gate = GGML_TYPE_F16, up = GGML_TYPE_F16, down = GGML_TYPE_F16; // down I8: codes of Q8_0 blocks
     bool biases = false;
     std::string activation = "silu"; // "": the file does not name one
     std::vector<float> thresholds;   // none, or one per layer
@@ -37,6 +37,7 @@ struct DenseLayer {
     uint32_t n_ff = 0;
     std::vector<float> gate, up, down;                // [n_ff, n_embd]; gate is empty when not gated
     std::vector<float> gate_bias, up_bias, down_bias; // empty without biases
+    Bytes down_q8_0;                                  // [n_embd, n_ff]: the dense matrix behind codes
     std::vector<float> pred_a, pred_b, pred_bias;     // [rank, n_embd], [n_ff, rank], [n_ff]; of predictor mode
 };
 
@@ -51,6 +52,7 @@ struct FlashFile {
 private:
     void add_keys();
     void add_layer(size_t index, Random & random);
+    Bytes add_codes(DenseLayer & layer, const std::string & block, Random & random, float scale);
     void add_biases(DenseLayer & layer, const std::string & block, Random & random);
     void add_predictor_keys();
     void add_predictor(size_t index, DenseLayer & layer, const std::string & block);

@@ -31,6 +31,16 @@ TEST_CASE("ffn bits: the same whatever the memory, reader, window, threads and f
     SUBCASE("all, Q4_K and Q8_0") {
         same_bits_every_way(two_layers(Select::all, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, GGML_TYPE_Q8_0, 256), 25);
     }
+    SUBCASE("all, down in codes") {
+        FlashSpec spec = two_layers(Select::all, GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, GGML_TYPE_I8, 96);
+        spec.n_ff = { 320, 160 };
+        same_bits_every_way(spec, 60);
+    }
+    SUBCASE("gate, down in codes") {
+        FlashSpec spec = two_layers(Select::gate, GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_I8, 64);
+        spec.n_ff = { 288, 128 };
+        same_bits_every_way(spec, 60);
+    }
     SUBCASE("gate, down in Q4_K") {
         same_bits_every_way(two_layers(Select::gate, GGML_TYPE_F32, GGML_TYPE_F32, GGML_TYPE_Q4_K, 512), 25);
     }
@@ -38,11 +48,13 @@ TEST_CASE("ffn bits: the same whatever the memory, reader, window, threads and f
 
 TEST_CASE("ffn bits: a batch is its tokens one by one") {
     for (Select select : { Select::all, Select::gate }) {
-        for (ggml_type down :
-             { GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_K }) {
+        for (ggml_type down : { GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0,
+                                GGML_TYPE_Q4_K, GGML_TYPE_I8 }) {
             CAPTURE(int(select));
             CAPTURE(std::string(ggml_type_name(down)));
-            const StoredFlash stored(two_layers(select, GGML_TYPE_Q8_0, GGML_TYPE_F16, down, 256));
+            FlashSpec spec = two_layers(select, GGML_TYPE_Q8_0, GGML_TYPE_F16, down, 256);
+            spec.n_ff = { 320, 160 };
+            const StoredFlash stored(spec);
             const auto model = open_flash(stored.path, { { "ram", "60%" } });
             const std::vector<float> x = stored.input(17);
             const std::vector<float> batch = call(*model, 0, x, 17, 2);

@@ -1,5 +1,6 @@
 #include "ggml.h"
 #include "gguf_flash/ffn.h"
+#include "gguf_flash/kernels.h"
 
 #include <cmath>
 
@@ -34,7 +35,7 @@ float activate(Activation activation, float v, float threshold) {
         case Activation::relu_sqr: return v > threshold ? v * v : 0.0f;
         case Activation::gelu: return cut(gelu_tanh(v), threshold);
         case Activation::gelu_erf: return cut(gelu_erf(v), threshold);
-        default: return cut(v / (1.0f + std::exp(-v)), threshold);
+        default: return cut(kernels().silu(v), threshold);
     }
 }
 

@@ -101,6 +101,10 @@ void FfnRun::clear_output() {
 void FfnRun::accumulate(uint32_t first, uint32_t end) {
     size_t column, n;
     my_columns(column, n);
+    if (state_.codes) {
+        accumulate_codes(first, end);
+        return;
+    }
     if (n == 0) {
         return;
     }

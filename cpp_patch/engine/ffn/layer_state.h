@@ -42,7 +42,9 @@ struct LayerState {
     std::mutex lock;
     NeuronCache cache;
     uint64_t slot_bytes;
-    bool aligned; // slots are as large as bundles: neighbours may share a read
+    bool aligned;                    // slots are as large as bundles: neighbours may share a read
+    const bool codes;                // down rows are codes of Q8_0 blocks
+    std::vector<uint8_t> down_scale; // of the codes: halves [n_ff / code_block, n_embd]
     Pages slots;
     Counters counters;
 };
@@ -51,13 +53,22 @@ constexpr uint64_t read_limit = 512 * 1024; // bytes of one merged or streamed r
 constexpr int stream_buffers = 4;           // reads in flight while a layer streams
 
 // Bytes of a streamed read of this layer, at least a bundle: the buffers together are no more than half
-// a layer, so that they do not crowd a small model's cache out of its budget.
+// a layer, so that they do not crowd a small model's cache out of its budget. Whole blocks of codes.
 uint64_t stream_chunk_bytes(const LayerLayout & layout);
 
 // A run of neighbouring neurons that one read brings.
 struct MissRun {
     uint32_t first; // index into Session::misses
     uint32_t count;
+};
+
+// What one thread needs to add a wave's codes. A block has room for all its neurons, selected or not.
+struct CodeScratch {
+    std::vector<uint32_t> blocks;     // of the wave, ascending
+    std::vector<const int8_t *> rows; // [blocks, code_block]
+    std::vector<uint32_t> place;      // per selected neuron of the wave: its place in rows
+    std::vector<float> h;             // [blocks, code_block]: one token's activations
+    std::vector<uint8_t> quantized;   // and their Q8_0 blocks
 };
 
 // What one running call needs beyond the layer: kept by the model between calls so that a steady
@@ -78,6 +89,8 @@ public:
     std::vector<iovec> segments;
     std::vector<float> h;                     // [n_tokens, wave]: activations of the wave under way
     std::vector<std::vector<float>> expanded; // per thread: down rows as floats
+    std::vector<CodeScratch> code_scratch;    // per thread
+    std::vector<float> lanes;                 // [n_tokens, code_lanes, n_embd]: sums of down codes so far
     uint32_t wave_end = 0;                    // the wave under way ends before this selected neuron
     Pages staging;                            // stream_buffers pieces of Model::stream_piece() bytes
     bool arrived[stream_buffers] = {};        // per piece: its chunk is there

@@ -47,7 +47,7 @@ void Counters::add(const Counters & o) {
 
 LayerState::LayerState(const LayerLayout & l, const File & f, uint32_t n_slots, const Settings & settings)
     : layout(l), file(f), cache(l.n_ff, n_slots, settings.policy, settings.window),
-      slot_bytes(slot_bytes_for(l, f.align())), aligned(slot_bytes == l.stride) {}
+      slot_bytes(slot_bytes_for(l, f.align())), aligned(slot_bytes == l.stride), codes(l.has_codes()) {}
 
 uint64_t LayerState::slot_bytes_for(const LayerLayout & layout, uint64_t align) {
     if (layout.stride % align == 0 && layout.offset % align == 0) {
@@ -58,7 +58,9 @@ uint64_t LayerState::slot_bytes_for(const LayerLayout & layout, uint64_t align) 
 }
 
 uint64_t stream_chunk_bytes(const LayerLayout & layout) {
-    return std::max(layout.stride, std::min(read_limit, layout.stride * layout.n_ff / (2 * stream_buffers)));
+    const uint64_t bytes = std::min(read_limit, layout.stride * layout.n_ff / (2 * stream_buffers));
+    const uint64_t unit = layout.has_codes() ? code_block : 1, neurons = bytes / layout.stride / unit * unit;
+    return std::max(neurons, unit) * layout.stride;
 }
 
 Model::Model() = default;
@@ -210,6 +212,13 @@ Status Model::allocate() {
                                               std::to_string(l.layer) + "; set a smaller ram" };
         }
         cache_bytes_ += n * slot;
+        if (l.has_codes()) {
+            const TensorPlace & place = *layout_.tensor(down_scale_name(l.layer)); // R25 proved it is there
+            const Status read = read_tensor(layout_, place, layers_.back()->down_scale);
+            if (!read.ok()) {
+                return read;
+            }
+        }
     }
     return {};
 }

@@ -1,5 +1,7 @@
 #include "run.h"
 
+#include "gguf_flash/kernels.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -72,6 +74,7 @@ void FfnRun::execute() {
     }
     clear_output();
     barrier();
+    clear_lanes();
     quantize_x();
     mark_selected();
     barrier();
@@ -90,6 +93,8 @@ void FfnRun::execute() {
     }
     if (failed()) {
         clear_output();
+    } else if (state_.codes) {
+        sum_lanes_up();
     }
     if (ith_ == 0) {
         finish();
@@ -104,6 +109,10 @@ void FfnRun::begin() {
     s.not_a_number.store(false);
     s.last.assign(state_.layout.n_ff, 0);
     s.expanded.resize(std::max<size_t>(s.expanded.size(), size_t(nth_)));
+    if (state_.codes) {
+        s.code_scratch.resize(std::max<size_t>(s.code_scratch.size(), size_t(nth_)));
+        s.lanes.resize(std::max<size_t>(s.lanes.size(), size_t(in_.n_tokens) * code_lanes * n_embd_));
+    }
     evictions_before_ = state_.cache.evictions();
     reserve_x();
     state_.cache.begin(in_.n_tokens);

@@ -41,6 +41,8 @@ private:
 
     // wave.cpp: what to read, and the reads (thread 0)
     uint32_t plan_wave(uint32_t first);
+    uint32_t whole_blocks(uint32_t first, uint32_t end);
+    bool in_one_block(uint32_t a, uint32_t b) const;
     void offer_items(uint32_t wave);
     bool make_room(uint32_t from);
     void add_miss(uint32_t index);
@@ -66,6 +68,14 @@ private:
     void accumulate(uint32_t first, uint32_t end);
     void accumulate_expanded(const PartLayout & down, uint32_t first, uint32_t end, size_t column, size_t n);
     void my_columns(size_t & first, size_t & n) const;
+
+    // codes.cpp: down rows that are codes of Q8_0 blocks, all threads
+    void accumulate_codes(uint32_t first, uint32_t end);
+    void gather_block_rows(CodeScratch & scratch, uint32_t first, uint32_t end, size_t column) const;
+    void quantize_h(CodeScratch & scratch, uint32_t token, uint32_t first, uint32_t end) const;
+    void clear_lanes();
+    void sum_lanes_up();
+    float * lanes(uint32_t token, size_t column) const;
 
     void fail(Status status);
     using Clock = std::chrono::steady_clock;

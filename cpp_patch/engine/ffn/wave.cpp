@@ -25,7 +25,8 @@ uint32_t FfnRun::plan_wave(uint32_t first) {
         const Selected selected = s.selection[end];
         const bool hit = state_.cache.slot(selected.neuron) != NeuronCache::none;
         const bool cached = hit || state_.cache.acquire(selected) != NeuronCache::none;
-        if (!cached && (end > first || !make_room(end) || state_.cache.acquire(selected) == NeuronCache::none)) {
+        const bool must = in_one_block(first, end); // a wave is at least this much
+        if (!cached && (!must || !make_room(end) || state_.cache.acquire(selected) == NeuronCache::none)) {
             break;
         }
         s.rows[end] = state_.bundle(selected.neuron);
@@ -36,10 +37,40 @@ uint32_t FfnRun::plan_wave(uint32_t first) {
             add_miss(end);
         }
     }
+    end = whole_blocks(first, end);
     state_.counters.hits += s.items.size();
     state_.counters.misses += s.misses.size();
     offer_items(end - first);
     return end;
+}
+
+// Whether two selected neurons' down rows must be added in the same wave; every one is alone without codes.
+bool FfnRun::in_one_block(uint32_t a, uint32_t b) const {
+    const std::vector<Selected> & selection = session().selection;
+    return a == b || (state_.codes && selection[a].neuron / code_block == selection[b].neuron / code_block);
+}
+
+// Takes back what a wave has of the block that it would cut, unless that is its first. Returns its new end.
+uint32_t FfnRun::whole_blocks(uint32_t first, uint32_t end) {
+    Session & s = session();
+    uint32_t cut = end;
+    while (end < s.selection.size() && cut > first && in_one_block(cut - 1, end)) {
+        --cut;
+    }
+    if (cut == end || cut == first) {
+        return end;
+    }
+    while (!s.items.empty() && s.items.back() >= cut) {
+        s.items.pop_back();
+    }
+    while (!s.misses.empty() && s.misses.back() >= cut) {
+        state_.cache.drop(s.selection[s.misses.back()].neuron);
+        s.misses.pop_back();
+        if (--s.runs.back().count == 0) {
+            s.runs.pop_back();
+        }
+    }
+    return cut;
 }
 
 // Lets the other threads take the items listed so far, of a wave of so many neurons.

@@ -1,5 +1,6 @@
 #include "gguf_flash/layout.h"
 
+#include "down_scale.h"
 #include "ggml.h"
 #include "gguf_flash/round.h"
 #include "key_reader.h"
@@ -33,7 +34,8 @@ public:
              { &LayoutReader::splits, &LayoutReader::version, &LayoutReader::parts, &LayoutReader::listed_layers,
                &LayoutReader::types, &LayoutReader::align, &LayoutReader::activation, &LayoutReader::thresholds,
                &LayoutReader::predictors, &LayoutReader::calibration, &LayoutReader::tensors, &LayoutReader::bundles,
-               &LayoutReader::places, &LayoutReader::dense_matrices, &LayoutReader::predictor_tensors }) {
+               &LayoutReader::places, &LayoutReader::dense_matrices, &LayoutReader::predictor_tensors,
+               &LayoutReader::down_scales }) {
             Status status = (this->*step)();
             if (!status.ok()) {
                 return status;
@@ -241,7 +243,8 @@ private:
                 PartLayout p;
                 p.part = part;
                 p.type = t < GGML_TYPE_COUNT ? int(t) : -1;
-                if (!is_weight_type(p.type) || out_.n_embd % uint64_t(ggml_blck_size(ggml_type(p.type))) != 0) {
+                const bool known = is_weight_type(p.type) || (part == Part::down && p.type == GGML_TYPE_I8);
+                if (!known || out_.n_embd % uint64_t(ggml_blck_size(ggml_type(p.type))) != 0) {
                     return corrupt("part '" + std::string(to_string(part)) + "' of layer " +
                                        std::to_string(layer.layer) + " has type " + std::to_string(int64_t(t)) +
                                        ", which is unknown or does not divide rows of " + std::to_string(out_.n_embd),
@@ -298,6 +301,7 @@ private:
 
     Status predictors() { return format::read_predictor_keys(*this, out_); }
     Status calibration() { return format::read_calibration_keys(*this, out_); }
+    Status down_scales() { return format::check_down_scales(*this, out_); }
     Status predictor_tensors() { return format::check_predictor_tensors(*this, out_); }
 
     Status places() {

@@ -1,5 +1,6 @@
 #include "gguf_flash/layout.h"
 
+#include "ggml.h"
 #include "gguf_flash/reader.h"
 
 #include <cerrno>
@@ -11,6 +12,10 @@ namespace gguf_flash {
 // The name does not end in "weight": upstream's quantizer then leaves the tensor as it is.
 std::string bundle_name(uint32_t layer) {
     return "blk." + std::to_string(layer) + ".ffn_bundle";
+}
+
+std::string down_scale_name(uint32_t layer) {
+    return "blk." + std::to_string(layer) + ".ffn_down_scale";
 }
 
 PredictorNames::PredictorNames(uint32_t layer) {
@@ -52,6 +57,11 @@ const PartLayout * LayerLayout::find(Part part) const {
         }
     }
     return nullptr;
+}
+
+bool LayerLayout::has_codes() const {
+    const PartLayout * down = find(Part::down);
+    return down != nullptr && down->type == GGML_TYPE_I8;
 }
 
 uint64_t Layout::resident_bytes() const {

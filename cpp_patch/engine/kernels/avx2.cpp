@@ -1,4 +1,5 @@
-// AVX2 and F16C twins of scalar.cpp. Compiled with those flags, called only after cpu_has_avx2().
+// AVX2 and F16C twins of scalar.cpp. Compiled with those flags, called only after cpu_has_avx2(), which
+// asks for FMA too (fused_avx2.cpp).
 // Multiplication and addition stay separate on purpose (see kernels.h).
 #include "tables.h"
 
@@ -116,9 +117,11 @@ void accumulate(const float * w, size_t ld, const float * a, size_t n_rows, floa
 bool cpu_has_avx2() {
     // Not every compiler knows the name "f16c" for __builtin_cpu_supports.
     unsigned a, b, c, d;
-    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) != 0 &&
+           (c & bit_F16C) != 0;
 }
 
-const Kernels avx2_kernels = { "avx2", axpy_f32, axpy_f16, axpy_bf16, axpy_q8_0, axpy_q4_0, accumulate };
+const Kernels avx2_kernels = { "avx2",    axpy_f32,   axpy_f16,       axpy_bf16, axpy_q8_0,
+                               axpy_q4_0, accumulate, avx2_add_codes, fma_silu };
 
 } // namespace gguf_flash

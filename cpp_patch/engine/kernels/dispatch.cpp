@@ -59,6 +59,24 @@ size_t column_block(int type) {
     return std::max<size_t>(block_values, size_t(ggml_blck_size(ggml_type(type))));
 }
 
+void sum_lanes(const float * lanes, size_t ld, float * out, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+        const float * l = lanes + i;
+        const float a = l[4 * ld] + l[0], b = l[5 * ld] + l[ld], c = l[6 * ld] + l[2 * ld], d = l[7 * ld] + l[3 * ld];
+        out[i] = (a + c) + (b + d);
+    }
+}
+
+float code_scale(const uint8_t * block) {
+    ggml_fp16_t half;
+    std::memcpy(&half, block, sizeof(half));
+    return ggml_fp16_to_fp32(half);
+}
+
+const int8_t * code_values(const uint8_t * block) {
+    return reinterpret_cast<const int8_t *>(block + sizeof(ggml_fp16_t));
+}
+
 void expand_row(int type, const void * row, size_t first, size_t n, float * out) {
     const char * from = at_column(type, row, first);
     if (type == GGML_TYPE_F32) {

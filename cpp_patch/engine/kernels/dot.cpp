@@ -1,5 +1,5 @@
 #include "ggml-cpu.h"
-#include "gguf_flash/kernels.h"
+#include "tables.h"
 
 namespace gguf_flash {
 
@@ -10,6 +10,15 @@ const ggml_type_traits_cpu & traits(int type) {
 }
 
 } // namespace
+
+// What ggml_cpu_has_* say is what ggml was compiled for, and so which code it runs.
+ExpForm ggml_exp_form() {
+    if (ggml_cpu_has_avx512() != 0) {
+        return ExpForm::one_inside;
+    }
+    const bool fused = (ggml_cpu_has_avx2() != 0 && ggml_cpu_has_fma() != 0) || ggml_cpu_has_neon() != 0;
+    return fused ? ExpForm::one_outside : ExpForm::libm;
+}
 
 size_t dot_input_bytes(int type, size_t n) {
     const ggml_type wanted = traits(type).vec_dot_type;

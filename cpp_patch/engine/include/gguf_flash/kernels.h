@@ -4,6 +4,8 @@
 // Every table gives the same bits: each element is one multiplication and one addition in float,
 // never fused, in the order of the rows. That is what makes the text independent of the machine's
 // vector width, of how columns are dealt to threads and of whether rows were expanded first.
+// The exceptions are add_codes and silu, which do what ggml's vector code does, fused operations and
+// all, so that a Q8_0 model gives the dense model's bits.
 #pragma once
 
 #include "gguf_flash/status.h"
@@ -13,6 +15,17 @@
 #include <vector>
 
 namespace gguf_flash {
+
+constexpr size_t code_lanes = 8; // of ggml's sum of products of Q8_0 blocks
+
+// The values of a block of a down matrix in Q8_0 (SPEC section 4, codes), and one token's activations,
+// quantized like it: neuron j of the block is row j.
+struct CodeBlock {
+    const int8_t * const * rows; // 32 rows of codes, each at the first column wanted
+    const int8_t * q;            // 32 codes of the activations, none -128
+    const uint16_t * scale;      // of the rows' codes, a half for each column
+    float d;                     // of the activations' codes
+};
 
 struct Kernels {
     const char * name;
@@ -24,6 +37,11 @@ struct Kernels {
     void (*axpy_q4_0)(const void * w, float a, float * y, size_t n);
     // y[i] += a[0]*w[i], then += a[1]*w[ld + i], ... for n_rows rows of floats.
     void (*accumulate)(const float * w, size_t ld, const float * a, size_t n_rows, float * y, size_t n);
+    // For each lane l < code_lanes and column i < n, with s the sum of q[4l + r] * rows[4l + r][i] for r < 4:
+    // acc[l*ld + i] = fma(scale[i] * d, s, acc[l*ld + i]). These are the lanes of ggml's vec_dot for Q8_0.
+    void (*add_codes)(const CodeBlock & block, float * acc, size_t ld, size_t n);
+    // v / (1 + exp(-v)), as ggml's own graphs have it.
+    float (*silu)(float v);
 };
 
 // All tables this processor runs, scalar first.
@@ -38,6 +56,12 @@ size_t dot_input_bytes(int ggml_type, size_t n);
 void convert_dot_input(int ggml_type, const float * x, size_t n, void * out);
 // The product of a row of n values with x, floats or converted as the type wants it.
 float dot_row(int ggml_type, const void * row, const void * x, size_t n);
+
+// out[i] = the lanes of column i (lane l at lanes[l*ld + i]) summed in the order of ggml's vec_dot.
+void sum_lanes(const float * lanes, size_t ld, float * out, size_t n);
+// The half that begins a Q8_0 block, and its 32 codes.
+float code_scale(const uint8_t * block);
+const int8_t * code_values(const uint8_t * block);
 
 // Columns of a row may be cut only at multiples of this many values, for any ggml type.
 size_t column_block(int ggml_type);

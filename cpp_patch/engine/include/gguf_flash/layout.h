@@ -19,6 +19,10 @@ enum class Activation { from_graph, relu, relu_sqr, silu, gelu, gelu_erf };
 
 // The tensor that holds the bundles of a block.
 std::string bundle_name(uint32_t layer);
+// The scales of a block's down codes (SPEC section 4): F16 {n_embd, n_ff / 32}.
+std::string down_scale_name(uint32_t layer);
+constexpr uint32_t code_block = 32; // neurons that share a scale for each column
+
 // The tensors of a block's predictor, score = B relu(A x) + b (paper, section 3.1).
 struct PredictorNames {
     explicit PredictorNames(uint32_t layer);
@@ -52,6 +56,7 @@ struct LayerLayout {
     std::vector<PartLayout> parts;
 
     const PartLayout * find(Part part) const; // nullptr if the bundle has no such part
+    bool has_codes() const;                   // down rows are codes of Q8_0 blocks
 };
 
 // An ordinary tensor of the file, by name: what the engine needs when it runs without llama.cpp.
