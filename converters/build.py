@@ -19,7 +19,8 @@ from gguf_flash.converters.bundle import (
     permuted,
     plan_layer,
 )
-from gguf_flash.converters.dense import DenseModel, find_layers
+from gguf_flash.converters.codes import CODES, down_scales, planned_scales
+from gguf_flash.converters.dense import DenseModel, FfnLayer, find_layers
 from gguf_flash.converters.predictor import PredictorTensors
 from gguf_flash.converters.upstream import open_source
 from gguf_flash.errors import ArgumentError, IoError
@@ -46,6 +47,11 @@ class _Task:
     select: str
     predictor: PredictorTensors | None
 
+    @property
+    def coded(self) -> list[FfnLayer]:
+        """The layers whose down rows are codes."""
+        return [p.ffn for p in self.plans if p.parts[-1].type == CODES]
+
 
 def convert(
     src: Path | str,
@@ -68,7 +74,8 @@ def convert(
     ``select``: "all", "gate" to keep the deciding matrix resident, or "predictor" (the default
     when a predictor is given, else "all").
     ``predictor``: file of gguf_flash train or calibrate, made from this model.
-    ``down_type``: type of the transposed down rows; by default the source's, F16 if quantized.
+    ``down_type``: type of the transposed down rows; by default the source's if it is a float type,
+    "i8" for Q8_0 (its codes, with the scales resident), F16 for every other.
     ``activation``: overrides what the model says ("relu").
     ``threshold``: activation inputs up to it count as zero: one for all layers or one for each;
     by default what the model's key flash_ffn.threshold says.
@@ -101,6 +108,7 @@ def convert(
             kv["flash_ffn.threshold"] = encode_value("arr:f32", cuts)
         tensors = [p.tensor for p in task.plans]
         tensors += [PlannedTensor(t.name, t.shape, t.type) for t in task.resident]
+        tensors += [planned_scales(ffn) for ffn in task.coded]
         tensors += task.predictor.planned() if task.predictor else []
         with FlashWriter(out, kv, tensors) as writer:
             _stream(task, writer, report)
@@ -185,7 +193,7 @@ def _down_type(name: str | None) -> GgmlType | None:
     if name is None:
         return None
     kind = type_by_name(name)
-    if kind is None or not kind.weight:
+    if kind is None or not (kind.weight or kind == CODES):
         raise ArgumentError(f"down type '{name}' is not a ggml weight type such as f16 or q8_0")
     return kind
 
@@ -198,7 +206,7 @@ def _task(
         order = orders.get(x.layer)
         if order is not None and not np.array_equal(np.sort(order), np.arange(x.n_ff)):
             raise ArgumentError(f"the order of layer {x.layer} is not a permutation of {x.n_ff}")
-    plans = [plan_layer(x, select, kind, align) for x in layers]
+    plans = [plan_layer(x, select, kind, align, x.layer in orders) for x in layers]
     keep = {t.name for x in layers for t in neuron_tensors(dense, x, select)}
     gone = {t.name for x in layers for t in x.tensors} - keep
     resident = [t for t in dense.tensors.values() if t.name not in gone]
@@ -288,6 +296,11 @@ def _stream(task: _Task, writer: FlashWriter, report: Progress) -> None:
                 writer.write(piece)
         done += t.nbytes
         report(done, total, "resident tensors")
+    for ffn in task.coded:
+        scales = down_scales(task.dense, ffn)
+        writer.write(scales)
+        done += scales.nbytes
+        report(done, total, "scales")
     for data in task.predictor.data(task.orders) if task.predictor else ():
         writer.write(data)
         done += data.nbytes

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gguf_flash.converters.codes import CODES, codes_fit, codes_of
 from gguf_flash.converters.dense import DenseModel, FfnLayer
 from gguf_flash.converters.rows import dequantize_rows, quantize_rows
 from gguf_flash.errors import ArgumentError, UnsupportedError
@@ -58,7 +59,23 @@ class BundlePlan:
         return PlannedTensor(bundle_name(self.ffn.layer), (self.stride, self.ffn.n_ff), TYPES[24])
 
 
-def plan_layer(ffn: FfnLayer, select: str, down_type: GgmlType | None, align: int) -> BundlePlan:
+def _down_type(ffn: FfnLayer, asked: GgmlType | None, reordered: bool) -> GgmlType:
+    """The type of the layer's down rows: what is asked for, else what loses nothing measurable."""
+    fits = codes_fit(ffn) and not reordered
+    if asked == CODES and not fits:
+        raise ArgumentError(
+            f"down type i8 keeps the codes of a Q8_0 matrix in its order, block {ffn.layer} has"
+            f" {ffn.down.type.name}{' in another order' if reordered else ''}; use --outtype q8_0,"
+            " or choose another --down-type"
+        )
+    if asked is not None:
+        return asked
+    return ffn.down.type if ffn.down.type.is_float else CODES if fits else TYPES[1]
+
+
+def plan_layer(
+    ffn: FfnLayer, select: str, down_type: GgmlType | None, align: int, reordered: bool = False
+) -> BundlePlan:
     """Choose the part types and the stride; ArgumentError or UnsupportedError if impossible."""
     names = legal_parts(select, ffn.gated, ffn.fused)
     if names is None:
@@ -67,7 +84,7 @@ def plan_layer(ffn: FfnLayer, select: str, down_type: GgmlType | None, align: in
             "fused tensor; use select 'all'"
         )
     n_embd = ffn.down.shape[1]
-    down = down_type or (ffn.down.type if ffn.down.type.is_float else TYPES[1])
+    down = _down_type(ffn, down_type, reordered)
     if n_embd % down.block:
         raise ArgumentError(
             f"down type {down.name} needs rows of whole blocks of {down.block}, block {ffn.layer} "
@@ -135,6 +152,9 @@ class DownColumns:
         if self._down.type == self._kind and self._kind.is_float:
             word = np.dtype(f"u{self._kind.size}")
             transpose_into(self.encoded(begin, end).view(word), out.view(word))
+            return
+        if self._kind == CODES:
+            transpose_into(codes_of(self.encoded(begin, end)), out)
             return
         step = max(_STEP, _F32_BYTES // (4 * self._n_embd) // _STEP * _STEP)
         for a in range(begin, end, step):

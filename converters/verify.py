@@ -24,6 +24,7 @@ from gguf_flash.converters.rows import dequantize_rows, quantize_rows
 from gguf_flash.converters.upstream import open_source
 from gguf_flash.errors import IoError
 from gguf_flash.format.container import Tensor, Value
+from gguf_flash.format.down_scale import CODE_BLOCK, down_scale_name
 from gguf_flash.format.layout import FlashLayout, LayerBundle, Part
 from gguf_flash.format.predictor import predictor_names
 from gguf_flash.format.reader import read_layout
@@ -191,17 +192,27 @@ class _Comparison:
                         f"layer {ffn.layer} has {part.name} rows of {part.type.name}, the source "
                         f"of {kind.name}"
                     )
+            if layout.bundle(ffn.layer).has_codes and ffn.down.type.name != "Q8_0":
+                self.differ(
+                    f"layer {ffn.layer} has down codes of Q8_0, the source {ffn.down.type.name}"
+                )
         return self.report.ok
 
     def _layer(self, ffn: FfnLayer, b: LayerBundle) -> None:
         neuron = next(iter(self._unequal(ffn, b)), None)
         if neuron is not None:
-            if self._same_rows_reordered(ffn, b):
+            if not b.has_codes and self._same_rows_reordered(ffn, b):
                 self.report.permuted_layers += 1
                 names = neuron_tensors(self.dense, ffn, self.layout.select)
                 self.proven |= {t.name for t in names}
             else:
                 self.differ(f"layer {ffn.layer}, {neuron} differs from the source")
+        if b.has_codes:
+            scales, _ = _q8_0_parts(self.dense.rows(ffn.down, 0, self.layout.n_embd))
+            if not np.array_equal(
+                self._flash_bytes(down_scale_name(b.layer)), scales.transpose(1, 0, 2).ravel()
+            ):
+                self.differ(f"layer {ffn.layer}, the scales of the down codes differ")
         self.report.layers += 1
         self.report.neurons += b.n_ff
         self.report.bundle_bytes += b.nbytes
@@ -236,6 +247,8 @@ class _Comparison:
             for i in range(0, len(cells), _STEP):
                 turned[:, i : i + _STEP] = np.ascontiguousarray(cells[i : i + _STEP]).T
             return turned.view(np.uint8)
+        if down.type.name == "I8":
+            return np.ascontiguousarray(_q8_0_parts(columns.encoded(begin, end))[1].T)
         values = np.ascontiguousarray(columns.values(begin, end).T)
         data = quantize_rows(down.type, values)
         back = dequantize_rows(down.type, data, self.layout.n_embd)
@@ -303,8 +316,9 @@ class _Comparison:
         for x in self.layers:
             gone -= {t.name for t in neuron_tensors(self.dense, x, self.layout.select)}
         expected = {n: t for n, t in self.dense.tensors.items() if n not in gone}
-        of_predictors = {n for p in self.layout.predictors for n in predictor_names(p.layer)}
-        for name in sorted(set(expected) ^ (set(self.flash.resident) - of_predictors)):
+        ours_only = {n for p in self.layout.predictors for n in predictor_names(p.layer)}
+        ours_only |= {down_scale_name(b.layer) for b in self.layout.layers if b.has_codes}
+        for name in sorted(set(expected) ^ (set(self.flash.resident) - ours_only)):
             side = "missing" if name in expected else "not in the source"
             self.differ(f"tensor '{name}' is {side}")
         for name, theirs in expected.items():
@@ -360,6 +374,12 @@ class _Comparison:
                 self.report.keys += 1
         for key in ours:
             self.differ(f"key '{key}' is not in the source")
+
+
+def _q8_0_parts(encoded: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Scales and codes of Q8_0 rows: uint8 [n, blocks, 2] and [n, 32 * blocks]."""
+    blocks = encoded.reshape(len(encoded), -1, 2 + CODE_BLOCK)
+    return blocks[:, :, :2], blocks[:, :, 2:].reshape(len(encoded), -1)
 
 
 def _sizes(layout: FlashLayout) -> tuple[dict[int, int], int]:

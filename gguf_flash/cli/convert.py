@@ -48,7 +48,11 @@ def thresholds(given: str | None) -> list[float] | None:
     type=click.Path(exists=True, dir_okay=False),
     help="What gguf-flash train or calibrate wrote for this model.",
 )
-@click.option("--down-type", help="Type of the down rows [default: the source's, f16 if quantized]")
+@click.option(
+    "--down-type",
+    help="Type of the down rows [default: the source's if it is a float type, i8 (its codes) for"
+    " q8_0, else f16].",
+)
 @click.option("--activation", type=click.Choice(ACTIVATIONS), help="Overrides the model's own.")
 @click.option(
     "--threshold",

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gguf_flash.errors import CorruptFileError, NotFlashError, UnsupportedError, VersionError
 from gguf_flash.format.container import Tensor, Value, reject
+from gguf_flash.format.down_scale import check_down_scales
 from gguf_flash.format.ggml_types import GgmlType, type_by_id
 from gguf_flash.format.keys import Keys
 from gguf_flash.format.predictor import (
@@ -81,6 +82,11 @@ class LayerBundle:
     def nbytes(self) -> int:
         """Bytes of all rows of the layer."""
         return self.n_ff * self.stride
+
+    @property
+    def has_codes(self) -> bool:
+        """True when the down rows are codes of Q8_0 blocks."""
+        return self.parts[-1].type.name == "I8"
 
     def part(self, name: str) -> Part | None:
         """The part called ``name``, or None when bundles do not hold it."""
@@ -233,8 +239,8 @@ def _check_layers(keys: Keys) -> list[int]:
     return layers
 
 
-def _check_types(keys: Keys, n_layers: int, n_parts: int, n_embd: int) -> list[GgmlType]:
-    ids = [int(v) for v in keys.get("bundle.types", "arr of u32")]
+def _check_types(keys: Keys, n_layers: int, names: Sequence[str], n_embd: int) -> list[GgmlType]:
+    ids, n_parts = [int(v) for v in keys.get("bundle.types", "arr of u32")], len(names)
     if len(ids) != n_layers * n_parts:
         raise reject(
             10,
@@ -246,7 +252,8 @@ def _check_types(keys: Keys, n_layers: int, n_parts: int, n_embd: int) -> list[G
     types = []
     for i, type_id in enumerate(ids):
         kind = type_by_id(type_id)
-        if kind is None or not kind.weight:
+        codes = kind is not None and kind.name == "I8" and names[i % n_parts] == "down"
+        if kind is None or not (kind.weight or codes):
             raise reject(
                 10, keys.path, f"'flash_ffn.bundle.types'[{i}] is {type_id}, not a weight type"
             )
@@ -367,7 +374,7 @@ def _check_residents(
 def validate(
     kv: Mapping[str, Value], tensors: Sequence[Tensor], files: Sequence[FileExtent]
 ) -> FlashLayout:
-    """Check rules R4 to R18 and R21 to R23, and describe the file.
+    """Check rules R4 to R18, R21 to R23 and R25, and describe the file.
 
     ``kv`` are the keys of the first file, ``tensors`` those of all files with absolute offsets.
     Raises NotFlashError (R4), VersionError (R5), UnsupportedError (R7, R18) or
@@ -379,7 +386,7 @@ def validate(
     select, gated, fused, names = _check_parts(keys)
     layers = _check_layers(keys)
     n_embd = int(keys.get("n_embd", "u32"))
-    types = _check_types(keys, len(layers), len(names), n_embd)
+    types = _check_types(keys, len(layers), names, n_embd)
     align = _check_align(keys)
     activation, thresholds = _check_activation(keys, len(layers))
     predictors = check_predictors(keys, layers) if select == "predictor" else ()
@@ -394,6 +401,7 @@ def validate(
     _check_extents(tensors, files)
     _check_residents(path, by_name, bundles, select, gated, n_embd)
     check_predictor_tensors(path, by_name, predictors, [b.n_ff for b in bundles], n_embd)
+    check_down_scales(path, by_name, bundles, n_embd)
     bundled = {bundle_name(n) for n in layers}
     resident = tuple(t for t in tensors if t.name not in bundled)
     return FlashLayout(

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hostile_model import F16, F32, I8, N_EMBD, N_FF, STRIDE, Model, Tensor, good
+from hostile_model import BF16, F16, F32, I8, I16, N_EMBD, N_FF, STRIDE, Model, Tensor, good
 
 Edit = Callable[[Model], None]
 CASES: dict[str, tuple[str, Edit]] = {}  # name -> (select, edit)
@@ -110,7 +110,7 @@ _key("r09_fused_gate_select", "fused", "bool", True, "gate")
 _key("r10_too_few_types", "bundle.types", "arr:u32", [0] * 5)
 _key("r10_too_many_types", "bundle.types", "arr:u32", [0] * 7)
 _key("r10_unknown_type", "bundle.types", "arr:u32", [0, 0, 999] * 2)
-_key("r10_integer_type", "bundle.types", "arr:u32", [0, 0, I8] * 2)
+_key("r10_integer_type", "bundle.types", "arr:u32", [0, 0, I16] * 2)
 _key("r10_partial_block", "bundle.types", "arr:u32", [0, 0, 12] * 2)
 _key("r10_no_width", "n_embd", "u32", 0)
 _key("r11_align_0", "bundle.align", "u32", 0)
@@ -269,6 +269,15 @@ def _(m: Model) -> None:
     m.kv.append(("flash_ffn.calibration.active", "arr:f32", [0.5]))
 
 
+_attr("r25_no_scales", "blk.1.ffn_down_scale", "name", "blk.1.other", "codes")
+_attr("r25_scales_bf16", "blk.1.ffn_down_scale", "type", BF16, "codes")
+_attr("r25_scales_of_fewer_neurons", "blk.0.ffn_down_scale", "shape", [N_EMBD, 1], "codes")
+_attr("r25_scales_one_dimension", "blk.0.ffn_down_scale", "shape", [N_EMBD * 2], "codes")
+_attr("r25_half_a_block_of_neurons", "blk.0.ffn_bundle", "shape", [STRIDE, 48], "codes")
+_attr("r25_one_block_of_neurons", "blk.0.ffn_bundle", "shape", [STRIDE, 32], "codes")
+_key("r10_up_codes", "bundle.types", "arr:u32", [F32, I8, F32] * 2, "codes")
+
+
 @case("r20_key_twice")
 def _(m: Model) -> None:
     m.kv.append(("general.architecture", "str", "llama"))
@@ -343,7 +352,7 @@ def write_case(folder: Path, name: str) -> Path:
 
 
 ALL_CASES = sorted([*CASES, *SPLIT_CASES])
-GOOD_CASES = ["good_all", "good_gate", "good_predictor", "good_split"]
+GOOD_CASES = ["good_all", "good_codes", "good_gate", "good_predictor", "good_split"]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ _IDS = {
     "u8": (0, "B"), "u16": (2, "H"), "u32": (4, "I"), "i32": (5, "i"), "f32": (6, "f"),
     "bool": (7, "?"), "u64": (10, "Q"),
 }  # fmt: skip
-F32, F16, Q8_0, I8 = 0, 1, 8, 24
+F32, F16, Q8_0, I8, I16, BF16 = 0, 1, 8, 24, 25, 30
 N_EMBD, N_FF, STRIDE = 32, 4, 512
 
 
@@ -108,8 +108,21 @@ def _add_predictors(m: Model) -> None:
         ]
 
 
+def _use_codes(m: Model) -> None:
+    """64 neurons a layer, whose down rows are codes."""
+    m.set("flash_ffn.bundle.types", "arr:u32", [F32, F32, I8] * 2)
+    for i in range(2):
+        bundle = m.tensor(f"blk.{i}.ffn_bundle")
+        bundle.shape, bundle.nbytes = [STRIDE, 64], STRIDE * 64
+        m.tensors.append(Tensor(f"blk.{i}.ffn_down_scale", [N_EMBD, 2], F16, 2 * N_EMBD * 2))
+
+
 def good(select: str = "all") -> Model:
-    """A correct file of two llama layers with F32 parts."""
+    """A correct file of two llama layers with F32 parts; of "codes", down rows are codes."""
+    if select == "codes":
+        m = good()
+        _use_codes(m)
+        return m
     m = Model()
     parts = ["up", "down"] if select == "gate" else ["gate", "up", "down"]
     m.kv = [

@@ -14,6 +14,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from bundles import down_values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_models import make_dense
@@ -28,7 +29,7 @@ from gguf_flash.errors import (
     ToolError,
     UnsupportedError,
 )
-from gguf_flash.format import read_bundle, read_layout, read_part
+from gguf_flash.format import read_bundle, read_layout
 
 TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
 
@@ -57,10 +58,7 @@ def _check_rows(dense: Path, flash: Path) -> None:
                 assert np.array_equal(rows[:, part.offset : part.end], halves[part.name])
         assert not rows[:, ~used].any()
         down = b.parts[-1]
-        found = gguf.quants.dequantize(
-            np.ascontiguousarray(read_part(layout, b.layer, "down")),
-            gguf.GGMLQuantizationType[down.type.name],
-        )
+        found = down_values(layout, b.layer)
         wanted = _values(source[f"blk.{b.layer}.ffn_down.weight"]).T
         rounded = wanted.astype(np.float16) if down.type.name == "F16" else wanted
         assert np.array_equal(found, rounded.astype(np.float32))
@@ -146,10 +144,7 @@ def test_down_type(kind: str, tmp_path: Path) -> None:
     layout = convert(dense, tmp_path / "f.gguf", down_type=kind)
     down = layout.bundle(0).parts[-1]
     assert down.type.name == kind.upper()
-    found = gguf.quants.dequantize(
-        np.ascontiguousarray(read_part(layout, 0, "down")),
-        gguf.GGMLQuantizationType[down.type.name],
-    )
+    found = down_values(layout, 0)
     wanted = _values(_tensors(dense)["blk.0.ffn_down.weight"]).T
     report = verify(tmp_path / "f.gguf", dense)
     assert report.ok
@@ -431,7 +426,7 @@ def test_outtype_goes_through_llama_quantize(tmp_path: Path) -> None:
         pytest.skip("llama-quantize is not installed")
     dense = make_dense(tmp_path / "d.gguf", n_embd=64, n_ff=128)
     layout = convert(dense, tmp_path / "f.gguf", outtype="q8_0")
-    assert [p.type.name for p in layout.bundle(0).parts] == ["Q8_0", "Q8_0", "F16"]
+    assert [p.type.name for p in layout.bundle(0).parts] == ["Q8_0", "Q8_0", "I8"]
     report = verify(tmp_path / "f.gguf", dense)
     assert report.ok, report.summary()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["d.gguf", "f.gguf"]

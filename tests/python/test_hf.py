@@ -282,7 +282,7 @@ def test_select_gate_reads_the_active_neurons_only(checkpoints: Checkpoints, cli
     [
         ("gelu", "f32", "F32 F32", 0.99999),
         ("relu_sqr", "f32", "F32 F32", 0.99999),
-        ("silu", "q8_0", "Q8_0 Q8_0 F16", 0.999),
+        ("silu", "q8_0", "Q8_0 Q8_0 I8", 0.999),
         ("silu", "q4_0", "Q4_0 Q4_0 F16", 0.9),
     ],
 )

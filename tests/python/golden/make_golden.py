@@ -45,6 +45,7 @@ FILES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"gated": False, "biases": True, "type": "Q8_0", "activation": "relu"},
         {"predictor": [4, 8], "calibrated": True, "down_type": "Q8_0", "align": 128},
     ),
+    "v1-all-codes": ({"type": "Q8_0", "n_ff": 64, "n_layer": 1}, {"align": 32}),
 }
 CALIBRATION = {
     "text": "golden.txt",
