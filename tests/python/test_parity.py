@@ -17,6 +17,7 @@ import pytest
 from conftest import Cli, Models
 from stock import stock_lib_dir
 
+from gguf_flash import _core
 from gguf_flash.runtime import environment, lib_dir
 
 HERE = Path(__file__).parent
@@ -42,10 +43,7 @@ def on_stock(stock: Path, *words: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("type_name", ["F16", "Q8_0"])
 def test_predictions(stock: Path, cli: Cli, models: Models, english: Path, type_name: str) -> None:
-    """In KL no further off than llama.cpp from itself; in perplexity 0.05 %, or as far as that.
-
-    In Q8_0 llama.cpp's own moves by more than 0.05 % between micro-batches of 16 and 512.
-    """
+    """In KL no further off than llama.cpp from itself, in perplexity no more than 0.05 %."""
     dense, flash = models.dense(type_name), models.flash(type_name)
     own = on_stock(
         stock, "perplexity", dense, "--text", english, *CHUNKS,
@@ -55,22 +53,17 @@ def test_predictions(stock: Path, cli: Cli, models: Models, english: Path, type_
         "perplexity", flash, "--text", english, *CHUNKS, "--against", dense, "--ram", "60%"
     )
     assert ours["tokens"] == own["tokens"]
-    own_change = abs(own["perplexity"] / own["against_perplexity"] - 1)
-    allowed = max(5e-4, own_change if type_name == "Q8_0" else 0.0)
-    assert ours["perplexity"] == pytest.approx(own["against_perplexity"], rel=allowed)
+    assert ours["perplexity"] == pytest.approx(own["against_perplexity"], rel=5e-4)
     assert ours["mean_kl"] <= own["mean_kl"]
     assert ours["top1_agreement"] >= own["top1_agreement"] - 0.01
 
 
+@pytest.mark.parametrize("type_name", ["F16", "Q8_0"])
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_text(stock: Path, cli: Cli, models: Models, prompt: str) -> None:
-    """F16 only: Q8_0 rounds activations to 8 bits, and a last bit before that rounding decides.
-
-    Unpatched llama.cpp with flash attention off and on gives two texts there, too.
-    """
+def test_greedy_text(stock: Path, cli: Cli, models: Models, prompt: str, type_name: str) -> None:
     words = ("--prompt", prompt, "--tokens", 64)
-    dense = on_stock(stock, "run", models.dense("F16"), *words)
-    flash = cli.json("run", models.flash("F16"), *words, "--ram", "60%")
+    dense = on_stock(stock, "run", models.dense(type_name), *words)
+    flash = cli.json("run", models.flash(type_name), *words, "--ram", "60%")
     assert flash["text"] == dense["text"]
 
 
@@ -86,6 +79,19 @@ def dump(model: Path, out: Path, libraries: Path, threads: int, **env: str) -> n
     assert done.returncode == 0, done.stderr
     found: np.ndarray = np.load(out)
     return found
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_q8_0_has_the_bits_of_the_dense_model(
+    stock: Path, models: Models, tmp_path: Path, threads: int
+) -> None:
+    """Down codes are added as ggml's AVX2 code adds them; elsewhere ggml's own order differs."""
+    if "avx2" not in str(_core.machine(".")["simd"]):
+        pytest.skip("ggml sums Q8_0 products in another order on this processor")
+    expected = dump(models.dense("Q8_0"), tmp_path / "stock.npy", stock, threads)
+    found = dump(models.flash("Q8_0"), tmp_path / "flash.npy", lib_dir(), threads)
+    assert expected.shape[0] == 56 and np.isfinite(expected).all()
+    assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
 @pytest.mark.parametrize("type_name", ["", "F16"])

@@ -134,7 +134,8 @@ def numpy_ffn(weights: Any, layer: int, x: Any, mask: Any) -> Any:
 def test_logits_do_not_depend_on_settings(tmp_path: Path, form: str) -> None:
     """Bit for bit for the same batches; within rounding for others, where llama.cpp sums otherwise.
 
-    F32 weights: with F16 ones, ggml rounds x to halves, and a last bit before that decides.
+    F32 weights: with F16 ones, ggml rounds x to halves, and a last bit before that decides; so it
+    does with Q8_0, where ggml rounds to 8 bits.
     """
     _, flash = make(tmp_path, random_tensors, **{"type": "F32", **FORMS[form]})
     wanted = logits(load(flash), tokens_of(4), 30)
@@ -147,7 +148,8 @@ def test_logits_do_not_depend_on_settings(tmp_path: Path, form: str) -> None:
     ):
         assert same_bits(logits(load(flash, **options), tokens_of(4), 30), wanted), options
     other = logits(load(flash), tokens_of(4), 1)
-    assert np.abs(other - wanted).max() <= F32_ROUNDING * np.abs(wanted).max()
+    rounding = 1e-2 if form == "quantized" else F32_ROUNDING
+    assert np.abs(other - wanted).max() <= rounding * np.abs(wanted).max()
 
 
 def test_thresholds_are_for_layers_in_order(
