@@ -27,6 +27,7 @@ py::dict to_dict(const Layout & layout, const LayerLayout & l) {
     d["file"] = layout.files[l.file];
     d["offset"] = l.offset;
     d["threshold"] = l.threshold;
+    d["neuron_thresholds"] = l.neuron_thresholds;
     d["rank"] = l.rank;
     d["predictor_threshold"] = l.predictor_threshold;
     d["capacity"] = l.capacity;

@@ -25,6 +25,7 @@ from gguf_flash.format.predictor import (
     check_predictor_tensors,
     check_predictors,
 )
+from gguf_flash.format.thresholds import Sparsity, check_sparsity, check_threshold_tensors
 
 __all__ = [
     "ACTIVATIONS",
@@ -118,6 +119,8 @@ class FlashLayout:
     layers: tuple[LayerBundle, ...]
     activation: str
     thresholds: tuple[float, ...]
+    neuron_thresholds: tuple[int, ...]  # layers with a threshold for each neuron
+    sparsity: Sparsity | None
     predictors: tuple[LayerPredictor, ...]
     calibration: Calibration | None
     kv: Mapping[str, Value]
@@ -374,7 +377,7 @@ def _check_residents(
 def validate(
     kv: Mapping[str, Value], tensors: Sequence[Tensor], files: Sequence[FileExtent]
 ) -> FlashLayout:
-    """Check rules R4 to R18, R21 to R23 and R25, and describe the file.
+    """Check rules R4 to R18 and R21 to R25, and describe the file.
 
     ``kv`` are the keys of the first file, ``tensors`` those of all files with absolute offsets.
     Raises NotFlashError (R4), VersionError (R5), UnsupportedError (R7, R18) or
@@ -391,6 +394,7 @@ def validate(
     activation, thresholds = _check_activation(keys, len(layers))
     predictors = check_predictors(keys, layers) if select == "predictor" else ()
     calibration = check_calibration(keys, len(layers))
+    sparsity = check_sparsity(keys, len(layers))
     by_name = {t.name: t for t in tensors}
     if len(by_name) != len(tensors):
         raise reject(20, path, "a tensor name appears in two files of the set", CorruptFileError)
@@ -402,9 +406,10 @@ def validate(
     _check_residents(path, by_name, bundles, select, gated, n_embd)
     check_predictor_tensors(path, by_name, predictors, [b.n_ff for b in bundles], n_embd)
     check_down_scales(path, by_name, bundles, n_embd)
+    neurons = check_threshold_tensors(path, by_name, {b.layer: b.n_ff for b in bundles})
     bundled = {bundle_name(n) for n in layers}
     resident = tuple(t for t in tensors if t.name not in bundled)
     return FlashLayout(
         tuple(files), FORMAT_VERSION, select, gated, fused, n_embd, align, names, tuple(bundles),
-        activation, thresholds, predictors, calibration, kv, resident,
+        activation, thresholds, neurons, sparsity, predictors, calibration, kv, resident,
     )  # fmt: skip

@@ -153,6 +153,15 @@ void FlashFile::add_layer(size_t index, Random & random) {
     if (spec.select == Select::predictor) {
         add_predictor(index, layer, block);
     }
+    if (spec.neuron_thresholds > 0) {
+        layer.thresholds = Random(spec.seed + 77).reals(layer.n_ff, spec.neuron_thresholds);
+        for (float & t : layer.thresholds) {
+            t = std::fabs(t);
+        }
+        const uint8_t * p = reinterpret_cast<const uint8_t *>(layer.thresholds.data());
+        image.tensors.push_back(
+            { block + "threshold", { layer.n_ff }, GGML_TYPE_F32, Bytes(p, p + layer.n_ff * sizeof(float)), {} });
+    }
     layers.push_back(std::move(layer));
 }
 
@@ -267,7 +276,8 @@ std::vector<double> reference_ffn(const FlashFile & file, size_t index, const st
             }
             const double up = dot(layer.up, i, xt, n, layer.up_bias);
             const double gate = file.spec.gated ? dot(layer.gate, i, xt, n, layer.gate_bias) : up;
-            const double h = act(file.spec.activation, gate, threshold) * (file.spec.gated ? up : 1);
+            const double own = layer.thresholds.empty() ? threshold : layer.thresholds[i];
+            const double h = act(file.spec.activation, gate, own) * (file.spec.gated ? up : 1);
             for (uint32_t c = 0; c < n; ++c) {
                 out[size_t(t) * n + c] += h * layer.down[size_t(i) * n + c];
             }

@@ -25,6 +25,7 @@ struct FlashSpec {
     bool biases = false;
     std::string activation = "silu"; // "": the file does not name one
     std::vector<float> thresholds;   // none, or one per layer
+    float neuron_thresholds = 0;     // not 0: each neuron has its own, up to this
     uint32_t align = 512;
     bool pad_header = true;    // bundles start on a sector
     uint32_t bytes_before = 0; // size of a tensor before the bundles, which shifts them
@@ -38,6 +39,7 @@ struct DenseLayer {
     std::vector<float> gate, up, down;                // [n_ff, n_embd]; gate is empty when not gated
     std::vector<float> gate_bias, up_bias, down_bias; // empty without biases
     Bytes down_q8_0;                                  // [n_embd, n_ff]: the dense matrix behind codes
+    std::vector<float> thresholds;                    // [n_ff], or empty
     std::vector<float> pred_a, pred_b, pred_bias;     // [rank, n_embd], [n_ff, rank], [n_ff]; of predictor mode
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 using namespace gguf_flash;
 
@@ -93,6 +94,40 @@ TEST_CASE("ffn: thresholds cut small activations") {
             const auto model = open_flash(stored.path, { { "threshold", "0" } }); // the setting wins
             CHECK(worst_error(call(*model, 0, x, 3), reference_ffn(uncut, 0, x, 3), 3) < exact_x);
         }
+    }
+}
+
+TEST_CASE("ffn: each neuron has its own threshold") {
+    for (const char * activation : { "relu", "relu_sqr", "silu", "gelu_erf" }) {
+        for (Select select : { Select::all, Select::gate }) {
+            FlashSpec spec = spec_of(all_types[0], activation, true, select);
+            spec.thresholds = { 5.0f }; // of the layer: counts for nothing
+            spec.neuron_thresholds = 0.8f;
+            CAPTURE(std::string(activation));
+            compare(spec, exact_x);
+            const StoredFlash stored(spec);
+            const std::vector<float> x = stored.input(3);
+            FlashSpec other = spec;
+            other.thresholds = { 0.25f };
+            other.neuron_thresholds = 0;
+            const auto model = open_flash(stored.path, { { "threshold", "0.25" } }); // the setting wins
+            CHECK(worst_error(call(*model, 0, x, 3), reference_ffn(FlashFile(other), 0, x, 3), 3) < exact_x);
+        }
+    }
+}
+
+TEST_CASE("ffn: a threshold that is none is refused when the model is opened") {
+    for (float value : { NAN, INFINITY, -0.5f }) {
+        FlashSpec spec = spec_of(all_types[0], "silu", true, Select::gate);
+        spec.neuron_thresholds = 0.8f;
+        FlashFile file(spec);
+        std::memcpy(file.image.tensor("blk.0.ffn_threshold").data.data() + 8, &value, sizeof(value));
+        TempFolder folder;
+        const std::string path = folder.write("model.gguf", file.image.bytes());
+        const auto opened = Standalone::open(path, Settings());
+        REQUIRE_FALSE(opened.ok());
+        CHECK(opened.status().code() == Code::corrupt);
+        CHECK(opened.status().message().find("value 2 of tensor 'blk.0.ffn_threshold'") != std::string::npos);
     }
 }
 

@@ -188,6 +188,39 @@ TEST_CASE("rejections: bundles and matrices") {
     check_all(Select::gate, gate);
 }
 
+TEST_CASE("rejections: thresholds of neurons, and what they cost") {
+    auto add = [](const char * name, std::vector<uint64_t> ne, uint32_t type, uint64_t bytes) {
+        return [=](GgufImage & g) { g.tensors.push_back({ name, ne, type, Bytes(bytes, 0), {} }); };
+    };
+    auto told = [](int rule, const char * name, Bytes value) {
+        return Broken{ rule, Code::corrupt, name, [=](GgufImage & g) {
+                          g.set("flash_ffn.sparsity.target", f32_value(0.5f));
+                          g.set(std::string("flash_ffn.sparsity.") + name, value);
+                      } };
+    };
+    const std::vector<Broken> cases = {
+        { 24, Code::corrupt, "unlisted layer", add("blk.1.ffn_threshold", { 70 }, GGML_TYPE_F32, 280) },
+        { 24, Code::corrupt, "fewer", add("blk.0.ffn_threshold", { 69 }, GGML_TYPE_F32, 276) },
+        { 24, Code::corrupt, "2-D", add("blk.0.ffn_threshold", { 35, 2 }, GGML_TYPE_F32, 280) },
+        { 24, Code::corrupt, "halves", add("blk.3.ffn_threshold", { 70 }, GGML_TYPE_F16, 140) },
+        told(24, "target", f32_value(1.5f)),
+        told(24, "perplexity", f32_value(INFINITY)),
+        told(24, "dense_perplexity", f32_value(NAN)),
+        told(24, "mean_kl", f32_value(-1)),
+        told(24, "zeros", f32_array({ 0.5f })),
+        told(24, "zeros", f32_array({ 0.5f, 2 })),
+        told(6, "target", str_value("50%")),
+        told(6, "criterion", u32_value(1)),
+        told(6, "text", u32_value(1)),
+        told(6, "tokens", f32_value(1)),
+        told(6, "held_out", str_value("1")),
+        told(6, "mean_kl", u32_value(0)),
+        told(6, "zeros", u32_array({ 0, 1 })),
+    };
+    check_all(Select::all, cases);
+    check_all(Select::gate, cases);
+}
+
 TEST_CASE("rejections: split sets") {
     FlashFile file(small(Select::all));
     GgufImage first = file.image, second;

@@ -276,6 +276,58 @@ _attr("r25_scales_one_dimension", "blk.0.ffn_down_scale", "shape", [N_EMBD * 2],
 _attr("r25_half_a_block_of_neurons", "blk.0.ffn_bundle", "shape", [STRIDE, 48], "codes")
 _attr("r25_one_block_of_neurons", "blk.0.ffn_bundle", "shape", [STRIDE, 32], "codes")
 _key("r10_up_codes", "bundle.types", "arr:u32", [F32, I8, F32] * 2, "codes")
+_SPARSITY: dict[str, tuple[str, Any]] = {
+    "target": ("f32", 0.5),
+    "criterion": ("str", "weighted"),
+    "text": ("str", "a.txt"),
+    "tokens": ("u32", 4096),
+    "held_out": ("u32", 2040),
+    "perplexity": ("f32", 20.5),
+    "dense_perplexity": ("f32", 16.25),
+    "mean_kl": ("f32", 0.0),
+    "zeros": ("arr:f32", [0.5, 1.0]),
+}
+
+
+def add_thresholds(m: Model) -> None:
+    """Thresholds of layer 1's neurons, and what they cost."""
+    m.kv += [(f"flash_ffn.sparsity.{k}", *v) for k, v in _SPARSITY.items()]
+    m.tensors.append(Tensor("blk.1.ffn_threshold", [N_FF], F32, 4 * N_FF))
+
+
+def _sparsity(name: str, key: str, kind: str, value: Any) -> None:
+    def edit(m: Model) -> None:
+        add_thresholds(m)
+        m.set(f"flash_ffn.sparsity.{key}", kind, value)
+
+    CASES[name] = ("all", edit)
+
+
+for _name, (_kind, _) in _SPARSITY.items():
+    _wrong = ("f32", 1.0) if _kind in ("u32", "str") else ("u32", 1)
+    _sparsity(f"r06_sparsity_{_name}_type", _name, *_wrong)
+for _name in ("perplexity", "dense_perplexity", "mean_kl"):
+    _sparsity(f"r24_{_name}_nan", _name, "f32", float("nan"))
+_sparsity("r24_target_large", "target", "f32", 1.5)
+_sparsity("r24_target_negative", "target", "f32", -0.5)
+_sparsity("r24_perplexity_infinite", "perplexity", "f32", float("inf"))
+_sparsity("r24_mean_kl_negative", "mean_kl", "f32", -1.0)
+_sparsity("r24_zeros_of_one_layer", "zeros", "arr:f32", [0.5])
+_sparsity("r24_zeros_large", "zeros", "arr:f32", [0.5, 1.1])
+
+
+def _threshold_tensor(name: str, attr: str, value: Any) -> None:
+    def edit(m: Model) -> None:
+        add_thresholds(m)
+        setattr(m.tensors[-1], attr, value)
+
+    CASES[name] = ("all", edit)
+
+
+_threshold_tensor("r24_thresholds_of_no_layer", "name", "blk.2.ffn_threshold")
+_threshold_tensor("r24_thresholds_f16", "type", F16)
+_threshold_tensor("r24_thresholds_of_fewer_neurons", "shape", [N_FF - 1])
+_threshold_tensor("r24_thresholds_two_dimensions", "shape", [2, N_FF // 2])
 
 
 @case("r20_key_twice")
@@ -340,7 +392,10 @@ def write_case(folder: Path, name: str) -> Path:
         return split_set(folder, name, SPLIT_CASES[name])
     if name == "good_split":
         return split_set(folder, name)
-    if name in GOOD_CASES:
+    if name == "good_thresholds":
+        model = good()
+        add_thresholds(model)
+    elif name in GOOD_CASES:
         model = good(name[5:])
     else:
         select, edit = CASES[name]
@@ -352,7 +407,7 @@ def write_case(folder: Path, name: str) -> Path:
 
 
 ALL_CASES = sorted([*CASES, *SPLIT_CASES])
-GOOD_CASES = ["good_all", "good_codes", "good_gate", "good_predictor", "good_split"]
+GOOD_CASES = [f"good_{n}" for n in ("all", "codes", "gate", "predictor", "split", "thresholds")]
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ void FfnRun::compute_neuron(uint32_t index, uint32_t first, uint32_t wave) {
         } else {
             deciding = dot(Part::up, *up, bundle, t) + (in_.up_bias != nullptr ? in_.up_bias[neuron] : 0.0f);
         }
-        float h = activate(activation_, deciding, layout.threshold);
+        float h = activate(activation_, deciding, state_.threshold(neuron));
         if (gated && h != 0.0f) {
             h *= dot(Part::up, *up, bundle, t) + (in_.up_bias != nullptr ? in_.up_bias[neuron] : 0.0f);
         }

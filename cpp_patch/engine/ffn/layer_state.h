@@ -37,7 +37,10 @@ struct LayerState {
     uint8_t * slot_data(int32_t slot) const { return slots.data() + uint64_t(slot) * slot_bytes; }
     const uint8_t * bundle(uint32_t neuron) const { return slot_data(cache.slot(neuron)) + lead(neuron); }
 
+    float threshold(uint32_t neuron) const { return thresholds.empty() ? layout.threshold : thresholds[neuron]; }
+
     const LayerLayout & layout;
+    std::vector<float> thresholds; // of each neuron; empty: the layer's is for all
     const File & file;
     std::mutex lock;
     NeuronCache cache;
@@ -51,6 +54,10 @@ struct LayerState {
 
 constexpr uint64_t read_limit = 512 * 1024; // bytes of one merged or streamed read
 constexpr int stream_buffers = 4;           // reads in flight while a layer streams
+
+// The thresholds of each neuron of a layer that has them. Code::io, or corrupt for one that is no threshold.
+Status read_thresholds(const Layout & layout, const LayerLayout & layer, const std::string & label,
+                       std::vector<float> & to);
 
 // Bytes of a streamed read of this layer, at least a bundle: the buffers together are no more than half
 // a layer, so that they do not crowd a small model's cache out of its budget. Whole blocks of codes.

@@ -99,6 +99,7 @@ Status Model::override_thresholds() {
             LayerLayout & layer = layout_.layers[i];
             const float value = (*values)[values->size() == 1 ? 0 : i];
             (values == &settings_.threshold ? layer.threshold : layer.predictor_threshold) = value;
+            layer.neuron_thresholds = layer.neuron_thresholds && values != &settings_.threshold;
         }
     }
     return {};
@@ -218,6 +219,10 @@ Status Model::allocate() {
             if (!read.ok()) {
                 return read;
             }
+        }
+        const Status read = read_thresholds(layout_, l, label_, layers_.back()->thresholds);
+        if (!read.ok()) {
+            return read;
         }
     }
     return {};

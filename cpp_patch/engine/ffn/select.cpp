@@ -51,7 +51,7 @@ void FfnRun::mark_selected() {
     for (uint32_t t = 0; t < in_.n_tokens; ++t) {
         const float * scores = in_.scores + t * in_.scores_stride;
         for (uint32_t i = first; i < end; ++i) {
-            if (activate(activation_, scores[i], state_.layout.threshold) != 0.0f) {
+            if (activate(activation_, scores[i], state_.threshold(i)) != 0.0f) {
                 last[i] = t + 1;
             }
         }

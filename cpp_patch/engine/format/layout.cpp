@@ -5,6 +5,7 @@
 #include "gguf_flash/round.h"
 #include "key_reader.h"
 #include "predictor_keys.h"
+#include "threshold_keys.h"
 
 #include <cstdio>
 #include <set>
@@ -33,8 +34,9 @@ public:
         for (auto step :
              { &LayoutReader::splits, &LayoutReader::version, &LayoutReader::parts, &LayoutReader::listed_layers,
                &LayoutReader::types, &LayoutReader::align, &LayoutReader::activation, &LayoutReader::thresholds,
-               &LayoutReader::predictors, &LayoutReader::calibration, &LayoutReader::tensors, &LayoutReader::bundles,
-               &LayoutReader::places, &LayoutReader::dense_matrices, &LayoutReader::predictor_tensors,
+               &LayoutReader::predictors, &LayoutReader::calibration, &LayoutReader::sparsity, &LayoutReader::tensors,
+               &LayoutReader::bundles, &LayoutReader::places, &LayoutReader::dense_matrices,
+               &LayoutReader::predictor_tensors, &LayoutReader::threshold_tensors,
                &LayoutReader::down_scales }) {
             Status status = (this->*step)();
             if (!status.ok()) {
@@ -302,6 +304,8 @@ private:
     Status predictors() { return format::read_predictor_keys(*this, out_); }
     Status calibration() { return format::read_calibration_keys(*this, out_); }
     Status down_scales() { return format::check_down_scales(*this, out_); }
+    Status sparsity() { return format::check_sparsity_keys(*this, out_); }
+    Status threshold_tensors() { return format::check_threshold_tensors(*this, out_); }
     Status predictor_tensors() { return format::check_predictor_tensors(*this, out_); }
 
     Status places() {

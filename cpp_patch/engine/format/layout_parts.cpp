@@ -18,6 +18,10 @@ std::string down_scale_name(uint32_t layer) {
     return "blk." + std::to_string(layer) + ".ffn_down_scale";
 }
 
+std::string threshold_name(uint32_t layer) {
+    return "blk." + std::to_string(layer) + ".ffn_threshold";
+}
+
 PredictorNames::PredictorNames(uint32_t layer) {
     const std::string block = "blk." + std::to_string(layer) + ".ffn_pred";
     a = block + "_a.weight";

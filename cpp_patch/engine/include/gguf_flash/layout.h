@@ -23,6 +23,8 @@ std::string bundle_name(uint32_t layer);
 std::string down_scale_name(uint32_t layer);
 constexpr uint32_t code_block = 32; // neurons that share a scale for each column
 
+// The tensor that holds a threshold for each neuron of a block.
+std::string threshold_name(uint32_t layer);
 // The tensors of a block's predictor, score = B relu(A x) + b (paper, section 3.1).
 struct PredictorNames {
     explicit PredictorNames(uint32_t layer);
@@ -49,7 +51,8 @@ struct LayerLayout {
     uint32_t file = 0;                // index into Layout::files
     uint64_t offset = 0;              // bytes from the start of that file; any alignment
     uint64_t stride = 0;              // bytes
-    float threshold = 0.0f;           // of the activation
+    float threshold = 0.0f;           // of the activation, unless each neuron has its own
+    bool neuron_thresholds = false;   // tensor threshold_name(layer) is there
     uint32_t rank = 0;                // of the predictor; 0: the layer has none
     float predictor_threshold = 0.0f; // a probability in [0, 1)
     uint32_t capacity = 0;            // neurons that calibration saw a window use; 0: not calibrated
