@@ -1,6 +1,7 @@
 #include "activation.h"
 
 #include "flash_model.h"
+#include "neuron_thresholds.h"
 
 #include "llama-graph.h"
 #include "llama-impl.h"
@@ -20,7 +21,8 @@ namespace {
 using gguf_flash::Activation;
 
 struct chosen_activation : gguf_flash_model {
-    chosen_activation(const llama_model & model, Activation activation, std::vector<float> thresholds);
+    chosen_activation(const llama_model & model, Activation activation, std::vector<float> thresholds,
+                      neuron_thresholds of_neurons);
     ~chosen_activation() override;
 
     ggml_tensor * virtual_tensor(const std::string &, const std::initializer_list<int64_t> &) override {
@@ -30,17 +32,23 @@ struct chosen_activation : gguf_flash_model {
         return thresholds.empty() ? 0.0f : thresholds[block < thresholds.size() ? block : 0];
     }
 
+    ggml_tensor * neurons(unsigned block) const {
+        const auto found = of_neurons.of_block.find(block);
+        return found == of_neurons.of_block.end() ? nullptr : found->second;
+    }
+
     const llama_prec_policy * key; // the part of its model that a graph knows
     const Activation activation;
     const std::vector<float> thresholds;
+    const neuron_thresholds of_neurons; // instead of the block's
 };
 
 std::mutex chosen_mutex;
 std::vector<const chosen_activation *> chosen;
 std::atomic<int> n_chosen{ 0 };
 
-chosen_activation::chosen_activation(const llama_model & model, Activation a, std::vector<float> t)
-    : key(&model.prec_policy), activation(a), thresholds(std::move(t)) {
+chosen_activation::chosen_activation(const llama_model & model, Activation a, std::vector<float> t, neuron_thresholds n)
+    : key(&model.prec_policy), activation(a), thresholds(std::move(t)), of_neurons(std::move(n)) {
     std::lock_guard<std::mutex> lock(chosen_mutex);
     chosen.push_back(this);
     n_chosen = int(chosen.size());
@@ -96,8 +104,9 @@ std::vector<float> thresholds_of(const gguf_context * metadata) {
     return found;
 }
 
-// act(x), with what the threshold cuts set to zero: see gguf_flash::activate.
-ggml_tensor * apply(const llm_graph_context & graph, ggml_tensor * x, Activation activation, float threshold) {
+// act(x), with what the threshold, or each neuron's own, cuts set to zero: see gguf_flash::activate.
+ggml_tensor * apply(const llm_graph_context & graph, ggml_tensor * x, Activation activation, float threshold,
+                    ggml_tensor * neurons) {
     ggml_context * ctx = graph.ctx0;
     ggml_tensor * y = nullptr;
     switch (activation) {
@@ -107,10 +116,12 @@ ggml_tensor * apply(const llm_graph_context & graph, ggml_tensor * x, Activation
         case Activation::gelu_erf: y = ggml_gelu_erf(ctx, x); break;
         default: y = ggml_silu(ctx, x); break;
     }
-    if (threshold > 0) {
+    if (threshold > 0 || neurons != nullptr) {
         const bool rectified = activation == Activation::relu || activation == Activation::relu_sqr;
         ggml_tensor * size = rectified ? y : ggml_abs(ctx, y);
-        y = ggml_mul(ctx, y, ggml_step(ctx, ggml_scale_bias(ctx, size, 1.0f, -threshold)));
+        ggml_tensor * above =
+            neurons != nullptr ? ggml_sub(ctx, size, neurons) : ggml_scale_bias(ctx, size, 1.0f, -threshold);
+        y = ggml_mul(ctx, y, ggml_step(ctx, above));
     }
     return activation == Activation::relu_sqr ? ggml_sqr(ctx, y) : y;
 }
@@ -157,7 +168,7 @@ std::string unsupported_form(const llm_graph_context & graph, const gguf_flash_f
     return {};
 }
 
-gguf_flash_model_ptr dense_activation(const llama_model_loader & ml, const llama_model & model,
+gguf_flash_model_ptr dense_activation(llama_model_loader & ml, const llama_model & model,
                                       const gguf_flash::Settings & settings) {
     Activation activation = settings.activation;
     const int64_t id = gguf_find_key(ml.metadata, (ml.arch_name + ".hidden_activation").c_str());
@@ -174,7 +185,8 @@ gguf_flash_model_ptr dense_activation(const llama_model_loader & ml, const llama
         }
     }
     std::vector<float> thresholds = settings.threshold.empty() ? thresholds_of(ml.metadata) : settings.threshold;
-    if (activation == Activation::from_graph && thresholds.empty()) {
+    neuron_thresholds neurons = take_neuron_thresholds(ml, settings.threshold.empty());
+    if (activation == Activation::from_graph && thresholds.empty() && neurons.of_block.empty()) {
         return nullptr;
     }
     const size_t n_layer = model.hparams.n_layer_all;
@@ -183,7 +195,7 @@ gguf_flash_model_ptr dense_activation(const llama_model_loader & ml, const llama
                                                        " blocks expected, found " +
                                                        std::to_string(thresholds.size()) });
     }
-    return gguf_flash_model_ptr(new chosen_activation(model, activation, std::move(thresholds)));
+    return gguf_flash_model_ptr(new chosen_activation(model, activation, std::move(thresholds), std::move(neurons)));
 }
 
 ggml_tensor * dense_ffn(const llm_graph_context & graph, ggml_tensor * cur, const gguf_flash_ffn_weights & w,
@@ -195,9 +207,10 @@ ggml_tensor * dense_ffn(const llm_graph_context & graph, ggml_tensor * cur, cons
     unsigned block = 0;
     sscanf(w.down->name, "blk.%u.", &block);
     const float threshold = own->threshold(block);
+    ggml_tensor * neurons = own->neurons(block);
     const Activation usual = activation_of(type_op);
     const Activation activation = own->activation == Activation::from_graph ? usual : own->activation;
-    if (activation == usual && threshold <= 0) {
+    if (activation == usual && threshold <= 0 && neurons == nullptr) {
         return nullptr;
     }
     const std::string reason = unsupported_form(graph, w, type_op, type_gate, il);
@@ -218,7 +231,7 @@ ggml_tensor * dense_ffn(const llm_graph_context & graph, ggml_tensor * cur, cons
         gate = view(0);
         up = view(half);
     }
-    ggml_tensor * h = apply(graph, gate != nullptr ? gate : up, activation, threshold);
+    ggml_tensor * h = apply(graph, gate != nullptr ? gate : up, activation, threshold, neurons);
     h = gate != nullptr ? ggml_mul(graph.ctx0, h, up) : h;
     graph.cb(h, "ffn_act", il);
     ggml_tensor * out = product(graph, w.down, w.down_b, h);

@@ -1,7 +1,8 @@
 // Private to hooks/: activations other than the one an architecture's graph has (relufied models).
 //
 // A file says so with the key <arch>.hidden_activation, and flash_ffn.threshold, one value per block, for
-// FATReLU: gate values up to it become zero. Unpatched llama.cpp ignores both and runs another model.
+// FATReLU: gate values up to it become zero. Unpatched llama.cpp ignores both and runs another model. A
+// threshold for each neuron, in tensors, it refuses.
 #pragma once
 
 #include "gguf_flash/model.h"
@@ -19,7 +20,7 @@ std::string unsupported_form(const llm_graph_context & graph, const gguf_flash_f
                              int type_gate, int il);
 
 // Notes the activation that a dense file or the settings ask for; null if neither does.
-gguf_flash_model_ptr dense_activation(const llama_model_loader & ml, const llama_model & model,
+gguf_flash_model_ptr dense_activation(llama_model_loader & ml, const llama_model & model,
                                       const gguf_flash::Settings & settings);
 
 // The dense FFN with the activation noted for graph's model; null if there is none or it is the graph's own.

@@ -68,14 +68,23 @@ std::vector<std::string> open_paths(const llama_model_loader & ml, std::string &
     return paths;
 }
 
-// Bundles, predictors and the scales of codes leave the loader's list; a bundle counts as the weights it holds.
+// Bundles and what else is the engine's or the hooks' leave the loader's list; a bundle counts as the
+// weights it holds.
 void take_tensors(llama_model_loader & ml, const gguf_flash::Layout & layout) {
     for (const gguf_flash::LayerLayout & layer : layout.layers) {
         const gguf_flash::PredictorNames predictor(layer.layer);
         for (const std::string & name : { predictor.a, predictor.b, predictor.bias }) {
             ml.n_tensors -= layout.select == gguf_flash::Select::predictor ? int(ml.weights_map.erase(name)) : 0;
         }
-        ml.n_tensors -= layer.has_codes() ? int(ml.weights_map.erase(gguf_flash::down_scale_name(layer.layer))) : 0;
+        for (const std::string & name :
+             { gguf_flash::threshold_name(layer.layer), gguf_flash::down_scale_name(layer.layer) }) {
+            const auto found = ml.weights_map.find(name);
+            if (found != ml.weights_map.end()) { // the engine reads it
+                ml.n_tensors -= 1;
+                ml.n_elements -= uint64_t(ggml_nelements(found->second.tensor));
+                ml.weights_map.erase(found);
+            }
+        }
         ml.weights_map.erase(gguf_flash::bundle_name(layer.layer));
         ml.n_tensors -= 1;
         ml.n_elements -= layer.stride * layer.n_ff;

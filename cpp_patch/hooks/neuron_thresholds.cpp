@@ -1,0 +1,78 @@
+#include "neuron_thresholds.h"
+
+#include "flash_model.h"
+
+#include "llama-model-loader.h"
+
+#include "ggml-backend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <vector>
+
+namespace {
+
+using weight = llama_model_loader::llama_tensor_weight;
+
+[[noreturn]] void refuse(const std::string & name, const std::string & what) {
+    flash_refuse({ gguf_flash::Code::corrupt, "tensor '" + name + "' of the model " + what + "; convert it again" });
+}
+
+std::vector<float> read_values(const llama_model_loader & ml, const weight & w) {
+    std::vector<float> values(size_t(ggml_nelements(w.tensor)));
+    // Not through the loader's own file, which may be open for direct reads of whole sectors.
+    std::ifstream file("/proc/self/fd/" + std::to_string(ml.files[w.idx]->file_id()), std::ios::binary);
+    file.seekg(std::streamoff(w.offs));
+    if (!file.read(reinterpret_cast<char *>(values.data()), std::streamsize(values.size() * sizeof(float)))) {
+        flash_refuse(
+            { gguf_flash::Code::io, "cannot read tensor '" + std::string(ggml_get_name(w.tensor)) + "' of the model" });
+    }
+    if (!std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v) && v >= 0; })) {
+        refuse(ggml_get_name(w.tensor), "holds a value that is no finite number, zero or more");
+    }
+    return values;
+}
+
+void check_shape(const llama_model_loader & ml, const weight & w, unsigned block) {
+    const auto down = ml.weights_map.find("blk." + std::to_string(block) + ".ffn_down.weight");
+    const int64_t n_ff = down == ml.weights_map.end() ? 0 : down->second.tensor->ne[0];
+    if (w.tensor->type != GGML_TYPE_F32 || ggml_n_dims(w.tensor) != 1 || w.tensor->ne[0] != n_ff) {
+        refuse(ggml_get_name(w.tensor), "does not hold " + std::to_string(n_ff) + " F32 values, one for each neuron");
+    }
+}
+
+} // namespace
+
+neuron_thresholds take_neuron_thresholds(llama_model_loader & ml, bool keep) {
+    std::map<unsigned, weight> found;
+    for (const auto & [name, w] : ml.weights_map) {
+        unsigned block = 0;
+        if (sscanf(name.c_str(), "blk.%u.", &block) == 1 && name == gguf_flash::threshold_name(block)) {
+            found.emplace(block, w);
+        }
+    }
+    for (const auto & [block, w] : found) {
+        ml.n_elements -= uint64_t(ggml_nelements(w.tensor));
+        ml.n_tensors -= int(ml.weights_map.erase(gguf_flash::threshold_name(block)));
+    }
+    neuron_thresholds out;
+    if (found.empty() || !keep || ml.no_alloc) {
+        return out;
+    }
+    out.ctx.reset(ggml_init({ ggml_tensor_overhead() * found.size(), nullptr, true }));
+    for (const auto & [block, w] : found) {
+        check_shape(ml, w, block);
+        out.of_block[block] = ggml_new_tensor_1d(out.ctx.get(), GGML_TYPE_F32, w.tensor->ne[0]);
+    }
+    out.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(out.ctx.get(), ggml_backend_cpu_buffer_type()));
+    if (out.buffer == nullptr) {
+        flash_refuse({ gguf_flash::Code::ram_too_small, "cannot reserve memory for the neurons' thresholds" });
+    }
+    ggml_backend_buffer_set_usage(out.buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    for (const auto & [block, w] : found) {
+        const std::vector<float> values = read_values(ml, w);
+        ggml_backend_tensor_set(out.of_block[block], values.data(), 0, values.size() * sizeof(float));
+    }
+    return out;
+}
