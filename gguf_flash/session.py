@@ -14,7 +14,7 @@ from gguf_flash.llama_log import LlamaLog
 from gguf_flash.settings import Settings, check_overrides
 
 if TYPE_CHECKING:
-    from gguf_flash._core import Model, Recorder
+    from gguf_flash._core import Meter, Model, Recorder
 
 _NO_ROOM = 1
 
@@ -59,7 +59,7 @@ class Session:
         self.log = LlamaLog(self.api)
         self._context: int | None = None
         self._batch: Any = None
-        self._watcher: Recorder | None = None
+        self._watcher: Recorder | Meter | None = None
         self._model: int | None = None
         params = self.api.llama_model_default_params()
         self._overrides = override_array(self.api, (settings or Settings()).overrides())
@@ -105,7 +105,7 @@ class Session:
         n_outputs: int,
         threads: int | None = None,
         flash_attention: bool = True,
-        watcher: Recorder | None = None,
+        watcher: Recorder | Meter | None = None,
     ) -> None:
         """Make the context: `n_ctx` tokens in all, `n_batch` a decode, `n_outputs` rows of logits.
 

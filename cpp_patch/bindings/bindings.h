@@ -12,6 +12,7 @@ void init_layout(pybind11::module_ & m);
 void init_rows(pybind11::module_ & m);
 void init_machine(pybind11::module_ & m);
 void init_recorder(pybind11::module_ & m);
+void init_meter(pybind11::module_ & m);
 
 // Raises the class of gguf_flash.errors that belongs to the status; returns when it is ok.
 void raise_if_failed(const Status & status);

@@ -7,4 +7,5 @@ PYBIND11_MODULE(_core, m) {
     gguf_flash::init_rows(m);
     gguf_flash::init_machine(m);
     gguf_flash::init_recorder(m);
+    gguf_flash::init_meter(m);
 }

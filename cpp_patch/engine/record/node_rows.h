@@ -19,10 +19,15 @@ inline bool readable(const ggml_tensor * t) {
            (buffer == nullptr || ggml_backend_buffer_is_host(buffer));
 }
 
+// Where row number `row` of a readable tensor begins.
+inline void * address(const ggml_tensor * t, int64_t row) {
+    const int64_t i1 = row % t->ne[1], i2 = row / t->ne[1] % t->ne[2], i3 = row / t->ne[1] / t->ne[2];
+    return static_cast<char *>(t->data) + i1 * t->nb[1] + i2 * t->nb[2] + i3 * t->nb[3];
+}
+
 // Row number `row` of a readable tensor as t->ne[0] floats.
 inline void load(const ggml_tensor * t, int64_t row, float * out) {
-    const int64_t i1 = row % t->ne[1], i2 = row / t->ne[1] % t->ne[2], i3 = row / t->ne[1] / t->ne[2];
-    const char * from = static_cast<const char *>(t->data) + i1 * t->nb[1] + i2 * t->nb[2] + i3 * t->nb[3];
+    const char * from = static_cast<const char *>(address(t, row));
     for (int64_t i = 0; i < t->ne[0]; ++i, from += t->nb[0]) {
         if (t->type == GGML_TYPE_F32) {
             std::memcpy(out + i, from, sizeof(float));

@@ -1,5 +1,6 @@
 #include "gguf_flash/recorder.h"
 
+#include "block_name.h"
 #include "node_rows.h"
 
 #include "ggml.h"
@@ -23,24 +24,6 @@ bool all_finite(const std::vector<float> & row, size_t n) {
         finite &= std::isfinite(row[i]);
     }
     return finite;
-}
-
-// The number after "blk." and what follows it and a dot; false for any other name.
-bool split_name(const char * name, uint32_t & layer, const char *& rest) {
-    if (std::strncmp(name, "blk.", 4) != 0) {
-        return false;
-    }
-    const char * p = name + 4;
-    uint32_t n = 0;
-    for (; *p >= '0' && *p <= '9' && n < 1000000; ++p) {
-        n = n * 10 + uint32_t(*p - '0');
-    }
-    if (p == name + 4 || *p != '.') {
-        return false;
-    }
-    layer = n;
-    rest = p + 1;
-    return true;
 }
 
 } // namespace
