@@ -22,6 +22,7 @@ from gguf_flash.converters.bundle import (
 from gguf_flash.converters.codes import CODES, down_scales, planned_scales
 from gguf_flash.converters.dense import DenseModel, FfnLayer, find_layers
 from gguf_flash.converters.predictor import PredictorTensors
+from gguf_flash.converters.thresholds import FindThresholds, ThresholdTensors
 from gguf_flash.converters.upstream import open_source
 from gguf_flash.errors import ArgumentError, IoError
 from gguf_flash.format.container import Tensor, Value, encode_value
@@ -46,6 +47,7 @@ class _Task:
     orders: Orders
     select: str
     predictor: PredictorTensors | None
+    thresholds: ThresholdTensors
 
     @property
     def coded(self) -> list[FfnLayer]:
@@ -63,6 +65,7 @@ def convert(
     down_type: str | None = None,
     activation: str | None = None,
     threshold: Sequence[float] | None = None,
+    sparsify: FindThresholds | None = None,
     align: int = 512,
     orders: Orders | None = None,
     progress: Progress | None = None,
@@ -79,6 +82,7 @@ def convert(
     ``activation``: overrides what the model says ("relu").
     ``threshold``: activation inputs up to it count as zero: one for all layers or one for each;
     by default what the model's key flash_ffn.threshold says.
+    ``sparsify``: finds thresholds for the dense model, as calibrate.sparsity.find_thresholds does.
     ``align``: the stride is a multiple of this many bytes, a power of two in 32..65536.
     ``orders``: for each layer to reorder, int64 [n_ff], the source's neuron in each place.
     ``progress``: called with bytes done, bytes in all and a label.
@@ -102,14 +106,18 @@ def convert(
         if predictor is not None:
             task.predictor = PredictorTensors.open(predictor, _layer_sizes(task))
             task.predictor.check_model(dense.sha256(), _quantized_from(src, outtype))
+        numbers = [p.ffn.layer for p in task.plans]
+        cuts, told, task.thresholds = _found(numbers, dense, threshold, activation, sparsify)
+        task.resident = _without_replaced(task.resident, threshold)
         report(0, dense.nbytes, "reading")
-        kv = _keys(task, align, activation, outtype, src.resolve().name)
-        if cuts := _thresholds([p.ffn.layer for p in task.plans], dense, threshold):
+        kv = {**_keys(task, align, activation, outtype, src.resolve().name), **told}
+        if cuts:
             kv["flash_ffn.threshold"] = encode_value("arr:f32", cuts)
         tensors = [p.tensor for p in task.plans]
         tensors += [PlannedTensor(t.name, t.shape, t.type) for t in task.resident]
         tensors += [planned_scales(ffn) for ffn in task.coded]
         tensors += task.predictor.planned() if task.predictor else []
+        tensors += task.thresholds.planned()
         with FlashWriter(out, kv, tensors) as writer:
             _stream(task, writer, report)
         return writer.layout
@@ -122,12 +130,14 @@ def convert_dense(
     outtype: str | None = None,
     activation: str | None = None,
     threshold: Sequence[float] | None = None,
+    sparsify: FindThresholds | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Write the dense GGUF ``out`` from ``src``: what gguf_flash collect records.
 
     The arguments are those of :func:`convert`.  ``activation`` and ``threshold`` become the keys
-    ``<arch>.hidden_activation`` and ``flash_ffn.threshold``, which the patched llama.cpp obeys.
+    ``<arch>.hidden_activation`` and ``flash_ffn.threshold``, which the patched llama.cpp obeys, as
+    it does the tensors that ``sparsify`` may lead to.
     """
     src, out = Path(src), _followed(Path(out))
     _check_output(src, out)
@@ -139,19 +149,24 @@ def convert_dense(
             name = activation_of(dense.arch, None, activation)
             kv[f"{dense.arch}.hidden_activation"] = encode_value("str", name)
         numbers = [x.layer for x in layers]
-        if cuts := _thresholds(numbers, dense, threshold):
+        cuts, told, of_neurons = _found(numbers, dense, threshold, activation, sparsify)
+        kv.update(told)
+        if cuts:
             of_blocks = dict(zip(numbers, cuts, strict=True))
             blocks = range(max(numbers[-1] + 1, dense.blocks_in_all))
             every = [of_blocks.get(n, 0.0) for n in blocks]
             kv["flash_ffn.threshold"] = encode_value("arr:f32", every)
-        tensors = list(dense.tensors.values())
+        tensors = _without_replaced(list(dense.tensors.values()), threshold)
+        planned = [PlannedTensor(t.name, t.shape, t.type) for t in tensors]
         done = 0
-        with GgufWriter(out, kv, [PlannedTensor(t.name, t.shape, t.type) for t in tensors]) as w:
+        with GgufWriter(out, kv, planned + of_neurons.planned()) as w:
             for t in tensors:
                 for piece in dense.blocks(t):
                     w.write(piece)
                 done += t.nbytes
                 report(done, dense.nbytes, "tensors")
+            for values in of_neurons.data():
+                w.write(values)
     return out
 
 
@@ -210,7 +225,7 @@ def _task(
     keep = {t.name for x in layers for t in neuron_tensors(dense, x, select)}
     gone = {t.name for x in layers for t in x.tensors} - keep
     resident = [t for t in dense.tensors.values() if t.name not in gone]
-    return _Task(dense, plans, resident, orders, select, None)
+    return _Task(dense, plans, resident, orders, select, None, ThresholdTensors({}))
 
 
 def _layer_sizes(task: _Task) -> tuple[dict[int, int], int]:
@@ -255,6 +270,33 @@ def _keys(
         ours["activation"] = encode_value("str", act)
         ours["activation.source"] = encode_value("str", "asked" if activation else "model")
     return {**dense.kv, **{f"flash_ffn.{k}": v for k, v in ours.items()}}
+
+
+def _found(
+    layers: list[int],
+    dense: DenseModel,
+    given: Sequence[float] | None,
+    activation: str | None,
+    sparsify: FindThresholds | None,
+) -> tuple[list[float], dict[str, Value], ThresholdTensors]:
+    """Thresholds of ``layers``, the keys that tell their cost, and those of neurons, if new."""
+    if sparsify is None:
+        told = dense.sparsity if given is None and activation is None else {}
+        return _thresholds(layers, dense, given), told, ThresholdTensors({})
+    if given is not None:
+        raise ArgumentError(
+            "thresholds are either given or found: --threshold or a target, not both"
+        )
+    found = sparsify(
+        dense.paths[0], activation or dense.text(f"{dense.arch}.hidden_activation") or None
+    )
+    cuts = [found.layers[n] for n in layers] if found.layers else []
+    return cuts, found.keys(), ThresholdTensors(found.neurons)
+
+
+def _without_replaced(tensors: list[Tensor], threshold: Sequence[float] | None) -> list[Tensor]:
+    """Without the source's thresholds of neurons, if the caller gives others."""
+    return [t for t in tensors if threshold is None or not t.name.endswith(".ffn_threshold")]
 
 
 def _thresholds(layers: list[int], dense: DenseModel, given: Sequence[float] | None) -> list[float]:
@@ -305,3 +347,7 @@ def _stream(task: _Task, writer: FlashWriter, report: Progress) -> None:
         writer.write(data)
         done += data.nbytes
         report(done, total, "predictors")
+    for cuts in task.thresholds.data(task.orders):
+        writer.write(cuts)
+        done += cuts.nbytes
+        report(done, total, "thresholds")

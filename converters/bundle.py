@@ -20,6 +20,7 @@ from gguf_flash.errors import ArgumentError, UnsupportedError
 from gguf_flash.format.container import Tensor
 from gguf_flash.format.ggml_types import TYPES, GgmlType
 from gguf_flash.format.layout import Part, bundle_name, bundle_parts, legal_parts
+from gguf_flash.format.thresholds import threshold_name
 from gguf_flash.format.writer import PlannedTensor
 
 __all__ = [
@@ -219,6 +220,7 @@ def _all_down(columns: DownColumns, n_ff: int, step: int, nbytes: int) -> NDArra
 def neuron_tensors(dense: DenseModel, ffn: FfnLayer, select: str) -> list[Tensor]:
     """The resident tensors of a layer whose rows follow the order of its neurons."""
     names = [f"blk.{ffn.layer}.ffn_{p}.bias" for p in ("gate", "up")]
+    names.append(threshold_name(ffn.layer))
     if select == "gate":
         names.append(f"blk.{ffn.layer}.ffn_{'gate' if ffn.gated else 'up'}.weight")
     return [dense.tensors[n] for n in names if n in dense.tensors]

@@ -60,8 +60,8 @@ class DenseModel:
 
     ``kv`` are the keys that describe the model; those that describe the split, the file's own
     alignment or flash are left out.  ``thresholds`` are those of the activation, one for each block
-    or none.  Use as a context manager.  Raises CorruptFileError,
-    VersionError, UnsupportedError or IoError.
+    or none, ``sparsity`` the keys that tell what they cost.  Use as a context manager.  Raises
+    CorruptFileError, VersionError, UnsupportedError or IoError.
     """
 
     def __init__(self, path: Path | str, *, shown: Path | None = None) -> None:
@@ -79,6 +79,9 @@ class DenseModel:
                 f"cannot read '{self.path}': its key 'flash_ffn.threshold' is no array of f32"
             )
         self.thresholds: list[float] = [float(v) for v in cuts.decode()] if cuts else []
+        self.sparsity = {
+            k: v for k, v in files[0].kv.items() if k.startswith("flash_ffn.sparsity.")
+        }
         self.tensors = {t.name: t for t in set_tensors(files)}
         for t in self.tensors.values():
             size = files[t.file].size

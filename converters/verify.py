@@ -28,6 +28,7 @@ from gguf_flash.format.down_scale import CODE_BLOCK, down_scale_name
 from gguf_flash.format.layout import FlashLayout, LayerBundle, Part
 from gguf_flash.format.predictor import predictor_names
 from gguf_flash.format.reader import read_layout
+from gguf_flash.format.thresholds import threshold_name
 
 __all__ = ["Verification", "verify"]
 
@@ -85,7 +86,8 @@ def verify(
     from a Hugging Face folder, the same dense source is made again in a temporary file beside
     ``file``.  Every part of every neuron, every padding byte, every resident tensor and every key
     is compared.  Reordered neurons are recognised by the hashes of their rows.  ``predictor`` is
-    the file that was given to :func:`convert`; without it, predictors are not compared.
+    the file that was given to :func:`convert`; without it, predictors are not compared.  Thresholds
+    that were found for neurons are compared with the norms that they must be inverse to.
 
     Returns a report; raises a FlashError subclass when one of the files cannot be read.
     """
@@ -316,9 +318,10 @@ class _Comparison:
         for x in self.layers:
             gone -= {t.name for t in neuron_tensors(self.dense, x, self.layout.select)}
         expected = {n: t for n, t in self.dense.tensors.items() if n not in gone}
-        ours_only = {n for p in self.layout.predictors for n in predictor_names(p.layer)}
-        ours_only |= {down_scale_name(b.layer) for b in self.layout.layers if b.has_codes}
-        for name in sorted(set(expected) ^ (set(self.flash.resident) - ours_only)):
+        ours_alone = {n for p in self.layout.predictors for n in predictor_names(p.layer)}
+        ours_alone |= {down_scale_name(b.layer) for b in self.layout.layers if b.has_codes}
+        ours_alone |= self._thresholds()
+        for name in sorted(set(expected) ^ (set(self.flash.resident) - ours_alone)):
             side = "missing" if name in expected else "not in the source"
             self.differ(f"tensor '{name}' is {side}")
         for name, theirs in expected.items():
@@ -332,6 +335,31 @@ class _Comparison:
                 self.differ(f"tensor '{name}' is {ours.type.name} {ours.shape}")
             elif name not in self.proven and not self._same_data(ours, theirs):
                 self.differ(f"tensor '{name}' has other bytes than the source")
+
+    def _thresholds(self) -> set[str]:
+        """Thresholds of neurons that the source does not have: inverse to the down rows' norms."""
+        names = set()
+        for ffn in self.layers:
+            name = threshold_name(ffn.layer)
+            if name not in self.flash.resident or name in self.dense.tensors:
+                continue
+            names.add(name)
+            found = np.sort(self._flash_bytes(name).view("<f4"))
+            norm = np.sort(self._down_norm(ffn))[::-1]
+            with np.errstate(divide="ignore"):
+                expected = np.median(found * norm) / norm
+            if not np.allclose(found, np.minimum(expected, found.max()), rtol=1e-3):
+                self.differ(f"tensor '{name}' does not go by the norms of the source's down rows")
+        return names
+
+    def _down_norm(self, ffn: FfnLayer) -> NDArray[np.float64]:
+        columns = DownColumns(self.dense, ffn.down, ffn.down.type, _STEP)
+        squares = [
+            np.square(columns.values(a, min(a + _STEP, ffn.n_ff)), dtype=np.float64).sum(axis=0)
+            for a in range(0, ffn.n_ff, _STEP)
+        ]
+        norm: NDArray[np.float64] = np.sqrt(np.concatenate(squares))
+        return np.sqrt(norm) if self.layout.activation == "relu_sqr" else norm
 
     def _predictors(self) -> None:
         ours = {p.layer: p.threshold for p in self.layout.predictors}

@@ -2,6 +2,7 @@
 
 The method is llama-perplexity's: the text is cut into windows of `ctx` tokens, each read on its own
 with the begin token in its first place, and every token of the second half but the first is scored.
+Or every token but the first is, as papers that read long windows do.
 """
 
 from __future__ import annotations
@@ -9,11 +10,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gguf_flash.errors import ArgumentError
 from gguf_flash.session import Session
 from gguf_flash.settings import Settings
+
+if TYPE_CHECKING:
+    from gguf_flash._core import Meter, Recorder
+
+SCORED = ("second-half", "all")
 
 # Rows of logits worked on at a time: float64 copies of 32 rows of a 128k vocabulary are 32 MiB.
 _ROWS = 32
@@ -85,13 +91,15 @@ def log_softmax(logits: Any) -> Any:
     return x
 
 
-def windows(session: Session, text: str, ctx: int, chunks: int | None) -> list[list[int]]:
-    """The token windows of `text` that are scored."""
+def windows(
+    session: Session, text: str, ctx: int, chunks: int | None, least: int = 2
+) -> list[list[int]]:
+    """The token windows of `text` that are scored; it must have `least`."""
     found, count = token_windows(session, text, ctx, chunks)
-    if count < 2 * ctx:
+    if count < least * ctx:
         raise ArgumentError(
-            f"the text has only {count} tokens and at least {2 * ctx} are needed (two windows"
-            f" of {ctx}); give a longer text or a smaller --ctx"
+            f"the text has only {count} tokens and at least {least * ctx} are needed ({least}"
+            f" windows of {ctx}); give a longer text or a smaller --ctx"
         )
     return found
 
@@ -119,23 +127,29 @@ def perplexity(
     *,
     against: str | os.PathLike[str] | None = None,
     settings: Settings | None = None,
+    against_settings: Settings | None = None,
     ctx: int = 512,
     batch: int = 512,
     ubatch: int | None = None,
     against_ubatch: int | None = None,
     chunks: int | None = None,
     threads: int | None = None,
+    score: str = "second-half",
+    watcher: Recorder | Meter | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
     """Score `model` on `text`, and if one is given, against a reference at the same positions.
 
     Both models are read together, one batch of one window at a time, so no more than two batches of
-    logits are ever in memory. Either may be dense or flash; `settings` are for `model` alone.
+    logits are ever in memory. Either may be dense or flash; `settings` are for `model`,
+    `against_settings` for the reference.
 
     Args:
         batch, ubatch: tokens in a decode, and in one pass of the graph; `against_ubatch` is the
             reference's, default the same.
         chunks: how many windows to score; None takes all.
+        score: "second-half" of each window, or "all" of it.
+        watcher: sees the graphs of `model`, not of the reference.
 
     Returns: the figures of `Scores.figures`.
     """
@@ -143,26 +157,44 @@ def perplexity(
         raise ArgumentError(
             f"--ctx must be at least 4 and --batch at least 1, found {ctx} and {batch}"
         )
+    if score not in SCORED:
+        raise ArgumentError(f"score {' or '.join(SCORED)} expected, found '{score}'")
     batch = min(batch, ctx)
     ubatch = ubatch or batch
+    first = ctx // 2 if score == "second-half" else 0
+    least = 2 if first else 1
     with Session(model, settings) as session:
-        _open(session, ctx, batch, ubatch, threads)
-        parts = windows(session, text, ctx, chunks)
+        _open(session, ctx, batch, ubatch, threads, ctx - first, watcher)
+        parts = windows(session, text, ctx, chunks, least)
         if against is None:
-            return _score(session, None, parts, batch, progress)
-        with Session(against) as reference:
-            _open(reference, ctx, batch, against_ubatch or ubatch, threads)
-            if windows(reference, text, ctx, chunks) != parts:
+            return _score(session, None, parts, batch, first, progress)
+        with Session(against, against_settings) as reference:
+            _open(reference, ctx, batch, against_ubatch or ubatch, threads, ctx - first)
+            if windows(reference, text, ctx, chunks, least) != parts:
                 raise ArgumentError(
                     f"'{against}' cuts the text into other tokens than '{model}' does, so their"
                     " predictions cannot be compared; give a model with the same vocabulary"
                 )
-            return _score(session, reference, parts, batch, progress)
+            return _score(session, reference, parts, batch, first, progress)
 
 
-def _open(session: Session, ctx: int, batch: int, ubatch: int, threads: int | None) -> None:
-    rows = min(batch, ctx - ctx // 2)
-    session.open_context(n_ctx=ctx, n_batch=batch, n_ubatch=ubatch, n_outputs=rows, threads=threads)
+def _open(
+    session: Session,
+    ctx: int,
+    batch: int,
+    ubatch: int,
+    threads: int | None,
+    scored: int,
+    watcher: Recorder | Meter | None = None,
+) -> None:
+    session.open_context(
+        n_ctx=ctx,
+        n_batch=batch,
+        n_ubatch=ubatch,
+        n_outputs=min(batch, scored),
+        threads=threads,
+        watcher=watcher,
+    )
 
 
 def _score(
@@ -170,6 +202,7 @@ def _score(
     reference: Session | None,
     parts: list[list[int]],
     batch: int,
+    first: int,
     progress: bool,
 ) -> dict[str, Any]:
     scores = Scores()
@@ -179,7 +212,7 @@ def _score(
             reference.clear()
         for start in range(0, len(window), batch):
             tokens = window[start : start + batch]
-            rows = max(0, min(len(tokens), start + len(tokens) - len(window) // 2))
+            rows = max(0, min(len(tokens), start + len(tokens) - first))
             targets = window[start + len(tokens) - rows + 1 : start + len(tokens) + 1]
             session.decode(tokens, start, rows)
             if reference is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gguf_flash._core import Recorder
     from gguf_flash.converters.dense import DenseModel
 
-__all__ = ["Collected", "LayerShare", "collect"]
+__all__ = ["Collected", "LayerShare", "check_environment", "collect"]
 
 # Called with tokens done, tokens in all, and what is being done.
 Progress = Callable[[int, int, str], None]
@@ -102,6 +102,7 @@ def collect(
     from gguf_flash.converters.dense import DenseModel
 
     _check(tokens, ctx)
+    check_environment()
     began = time.monotonic()
     report = progress or (lambda done, total, what: None)
     try:
@@ -132,10 +133,14 @@ def collect(
 def _check(tokens: int, ctx: int) -> None:
     if tokens < 1 or ctx < 1:
         raise ArgumentError(f"tokens and ctx must be at least 1, found {tokens} and {ctx}")
+
+
+def check_environment() -> None:
+    """Raise ArgumentError if the environment would change the dense model that is run."""
     for name, option in _VARIABLES.items():
         if value := os.environ.get(name):
             raise ArgumentError(
-                f"cannot record while {name} is set (to '{value}'), for the recording would not"
+                f"cannot record while {name} is set (to '{value}'), for what is written would not"
                 f" tell what it is of; put it into the file with 'gguf-flash convert --dense"
                 f" {option} ...' and unset {name}"
             )

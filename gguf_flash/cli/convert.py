@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from gguf_flash.cli.progress import progress_bar
+from gguf_flash.cli.sparsity import Sparsify, cost, sparsity_options, take_sparsify
 from gguf_flash.errors import ArgumentError
 from gguf_flash.format.layout import ACTIVATIONS, SELECTS
 
@@ -66,6 +68,7 @@ def thresholds(given: str | None) -> list[float] | None:
 @click.option(
     "--dense", is_flag=True, help="Write a dense GGUF instead, for gguf-flash collect and others."
 )
+@sparsity_options
 @click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def command(
@@ -81,13 +84,15 @@ def command(
     SRC is a dense GGUF (of a split set the first file) or a Hugging Face model folder.
 
     \b
-    Example:
+    Examples:
       gguf-flash convert model.gguf --out model.flash.gguf --select gate
+      gguf-flash convert model.gguf --out sparse.gguf --target-sparsity 50% --text book.txt
     """
     from humanfriendly import format_size
 
     from gguf_flash.converters import convert
 
+    sparsify = options["sparsify"] = take_sparsify(options, quiet or as_json)
     if dense:
         _dense(src, out, quiet, as_json, options)
         return
@@ -104,6 +109,7 @@ def command(
             "resident_bytes": layout.resident_bytes,
             "file_bytes": layout.file_bytes,
             "seconds": round(seconds, 3),
+            **_told(sparsify),
         }
         click.echo(json.dumps(summary))
     elif not quiet:
@@ -112,6 +118,17 @@ def command(
             f"{format_size(layout.bundle_bytes, binary=True)} of bundles on flash, "
             f"{format_size(layout.resident_bytes, binary=True)} resident, in {seconds:.1f} s"
         )
+        _say(sparsify)
+
+
+def _told(sparsify: Sparsify | None) -> dict[str, Any]:
+    found = sparsify.found if sparsify else None
+    return {"sparsity": dataclasses.asdict(found)} if found else {}
+
+
+def _say(sparsify: Sparsify | None) -> None:
+    if sparsify is not None and sparsify.found is not None:
+        click.echo(cost(sparsify.found))
 
 
 def _dense(src: Path, out: Path, quiet: bool, as_json: bool, options: dict[str, Any]) -> None:
@@ -126,6 +143,7 @@ def _dense(src: Path, out: Path, quiet: bool, as_json: bool, options: dict[str, 
         convert_dense(src, out, progress=progress, **options)
     size = out.stat().st_size
     if as_json:
-        click.echo(json.dumps({"path": str(out), "file_bytes": size}))
+        click.echo(json.dumps({"path": str(out), "file_bytes": size, **_told(options["sparsify"])}))
     elif not quiet:
         click.echo(f"wrote {out}: a dense GGUF of {size} bytes")
+        _say(options["sparsify"])

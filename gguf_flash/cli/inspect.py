@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gguf_flash.cli.sparsity import cost
 from gguf_flash.format.layout import FlashLayout
 from gguf_flash.format.predictor import predictor_names
 from gguf_flash.format.reader import read_layout
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(file: Path, probe: Path | None, as_json: bool) -> None:
     """Show the bundles and totals of FILE; only headers are read.
+
+    Of a file with thresholds also what it says they cost: perplexity with and without them, mean KL
+    divergence, and the share of zeros in each layer (a neuron that has a threshold of its own is
+    shown as "own").
 
     Of a file with predictors also, for each layer, their rank and threshold, and as far as it was
     calibrated: the share of neurons that are zero and that are selected, of the active ones missed
@@ -85,8 +90,17 @@ def _as_dict(layout: FlashLayout) -> dict[str, Any]:
             }
             for i, b in enumerate(layout.layers)
         ],
+        "sparsity": _sparsity(layout),
         "calibration": _calibration(layout),
     }
+
+
+def _sparsity(layout: FlashLayout) -> dict[str, Any] | None:
+    """JSON has no NaN: what the file does not say is null."""
+    if layout.sparsity is None:
+        return None
+    found = {k: v for k, v in vars(layout.sparsity).items() if k != "zeros"}
+    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in found.items()}
 
 
 def _calibration(layout: FlashLayout) -> dict[str, Any] | None:
@@ -99,8 +113,12 @@ def _calibration(layout: FlashLayout) -> dict[str, Any] | None:
 def _selection(layout: FlashLayout, index: int) -> dict[str, Any]:
     """What the file says about how neurons of a layer are selected, and how many of them."""
     found: dict[str, Any] = {}
-    if layout.thresholds:
+    if layout.layers[index].layer in layout.neuron_thresholds:
+        found["neuron_thresholds"] = True
+    elif layout.thresholds:
         found["activation_threshold"] = layout.thresholds[index]
+    if layout.sparsity is not None and layout.sparsity.zeros:
+        found["zeros"] = layout.sparsity.zeros[index]
     if layout.predictors:
         found["rank"] = layout.predictors[index].rank
         found["threshold"] = layout.predictors[index].threshold
@@ -118,6 +136,9 @@ def _selection(layout: FlashLayout, index: int) -> dict[str, Any]:
 
 # Column, key in _selection, and how it is shown.
 _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("cut up to", "activation_threshold", "{:.4g}".format),
+    ("cut up to", "neuron_thresholds", lambda v: "own"),
+    ("zero, cut", "zeros", lambda v: f"{100 * v:.1f}%"),
     ("rank", "rank", str),
     ("threshold", "threshold", "{:.3f}".format),
     ("zero", "active", lambda v: f"{100 * (1 - v):.1f}%"),
@@ -147,7 +168,7 @@ def _selection_table(layout: FlashLayout) -> Table | None:
     from rich.table import Table
 
     rows = [_selection(layout, i) for i in range(len(layout.layers))]
-    columns = [c for c in _COLUMNS if c[1] in rows[0]]
+    columns = [c for c in _COLUMNS if any(c[1] in row for row in rows)]
     if not columns:
         return None
     table = Table(title="selection", title_justify="left")
@@ -155,7 +176,8 @@ def _selection_table(layout: FlashLayout) -> Table | None:
     for name, _, _ in columns:
         table.add_column(name, justify="right")
     for b, row in zip(layout.layers, rows, strict=True):
-        table.add_row(str(b.layer), *(show(row[key]) for _, key, show in columns))
+        cells = (show(row[key]) if key in row else "" for _, key, show in columns)
+        table.add_row(str(b.layer), *cells)
     return table
 
 
@@ -177,6 +199,8 @@ def _print(layout: FlashLayout) -> None:
         ("activation", layout.activation or "as the architecture has it"),
         ("source", f"{source} as {outtype}" if outtype else source),
     ]
+    if layout.sparsity is not None:
+        rows.append(("sparsity", cost(layout.sparsity)))
     c = layout.calibration
     if c is not None:
         text = f"{c.target}; {c.tokens} tokens of {c.text}; slots for a window of {c.window} tokens"

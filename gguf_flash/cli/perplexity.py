@@ -16,6 +16,7 @@ from gguf_flash.cli.options import (
     read_settings,
     threads_option,
 )
+from gguf_flash.perplexity import SCORED
 
 
 @click.command("perplexity")
@@ -38,12 +39,24 @@ from gguf_flash.cli.options import (
 @click.option(
     "--against-ubatch", type=click.IntRange(1), help="The reference's [default: --ubatch]."
 )
+@click.option(
+    "--score",
+    type=click.Choice(SCORED),
+    default=SCORED[0],
+    show_default=True,
+    help="Tokens of each window to score.",
+)
 @click.option("--chunks", type=click.IntRange(1), help="Windows to score [default: all].")
 @engine_options
 @threads_option
 @json_option
 def command(model: str, text_file: Path, as_json: bool, **options: Any) -> None:
-    """Score MODEL on a text by the method of llama-perplexity."""
+    """Score MODEL on a text by the method of llama-perplexity.
+
+    \b
+    Example:
+      gguf-flash perplexity model.gguf --text book.txt --ctx 1024 --score all --chunks 4
+    """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # each costs memory, and none is used
     from gguf_flash.perplexity import perplexity
 

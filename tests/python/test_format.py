@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import struct
@@ -246,6 +247,24 @@ def test_the_engine_reads_golden_files_alike(path: Path) -> None:
         assert Path(layer["file"]) == path and want["file"] == 0
         for key in ("layer", "n_ff", "stride", "offset", "types"):
             assert layer[key] == want[key]
+
+
+def test_golden_thresholds() -> None:
+    """Of one layer's neurons, and what they cost, as both readers see it."""
+    path = GOLDEN / "v1-gate-thresholds.gguf"
+    expected = json.loads(path.with_suffix(".json").read_text())
+    layout = read_layout(path)
+    assert layout.sparsity is not None
+    found = {**dataclasses.asdict(layout.sparsity), "zeros": list(layout.sparsity.zeros)}
+    assert found == expected["sparsity"]
+    tensors = {t.name: t.data for t in gguf.GGUFReader(path).tensors}
+    crcs = [
+        {"layer": n, "crc32": _crc(tensors[f"blk.{n}.ffn_threshold"])}
+        for n in layout.neuron_thresholds
+    ]
+    assert crcs == expected["neuron_thresholds"] and [c["layer"] for c in crcs] == [1]
+    seen = _core.read_layout(str(path))["layers"]
+    assert [x["neuron_thresholds"] for x in seen] == [False, True]
 
 
 def test_there_are_golden_files() -> None:

@@ -21,10 +21,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 from tiny_models import make_dense
 
+from gguf_flash.calibrate.sparsity import FoundThresholds
 from gguf_flash.converters import convert
 from gguf_flash.format import FlashLayout, read_bundle
 from gguf_flash.format.container import Tensor
 from gguf_flash.format.predictor import predictor_names
+from gguf_flash.format.thresholds import Sparsity, threshold_name
 from gguf_flash.predictor.file import Predictor, PredictorLayer
 
 MIXED = [
@@ -45,6 +47,10 @@ FILES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"gated": False, "biases": True, "type": "Q8_0", "activation": "relu"},
         {"predictor": [4, 8], "calibrated": True, "down_type": "Q8_0", "align": 128},
     ),
+    "v1-gate-thresholds": (
+        {"type": "F16", "n_ff": 8},
+        {"select": "gate", "thresholds": [None, 0.25]},
+    ),
     "v1-all-codes": ({"type": "Q8_0", "n_ff": 64, "n_layer": 1}, {"align": 32}),
 }
 CALIBRATION = {
@@ -60,6 +66,18 @@ CALIBRATION = {
     "miss_slots": [[8, 16, 32], [8, 24, 32]],
     "miss_curve": [[3.5, 1.25, 0.0], [7.0, 0.5, 0.0]],
 }
+
+
+SPARSITY = Sparsity(0.5, "weighted", "golden.txt", 4096, 2040, 20.5, 16.25, 0.125, (0.5, 0.625))
+
+
+def thresholds(largest: list[float | None], n_ff: int, seed: int) -> FoundThresholds:
+    """Thresholds that nobody found, of the neurons of the layers that have one."""
+    rng = np.random.default_rng(seed)
+    neurons = {
+        i: (rng.random(n_ff) * t).astype(np.float32) for i, t in enumerate(largest) if t is not None
+    }
+    return FoundThresholds({}, neurons, SPARSITY)
 
 
 def train(
@@ -95,6 +113,19 @@ def describe_predictors(layout: FlashLayout) -> dict[str, Any]:
     }
 
 
+def describe_thresholds(layout: FlashLayout) -> dict[str, Any]:
+    """What only files with thresholds of neurons have."""
+    found = {t.name: t for t in layout.resident}
+    assert layout.sparsity is not None
+    return {
+        "neuron_thresholds": [
+            {"layer": n, "crc32": tensor_crc(layout, found[threshold_name(n)])}
+            for n in layout.neuron_thresholds
+        ],
+        "sparsity": dataclasses.asdict(layout.sparsity),
+    }
+
+
 def tensor_crc(layout: FlashLayout, tensor: Tensor) -> int:
     with open(layout.files[tensor.file].path, "rb") as file:
         file.seek(tensor.offset)
@@ -119,6 +150,7 @@ def describe(layout: FlashLayout) -> dict[str, Any]:
             for b in layout.layers
         ],
         **(describe_predictors(layout) if layout.select == "predictor" else {}),
+        **(describe_thresholds(layout) if layout.neuron_thresholds else {}),
     }
 
 
@@ -132,6 +164,9 @@ if __name__ == "__main__":
             if ranks := options.get("predictor"):
                 path = Path(temp) / "predictor.safetensors"
                 options["predictor"] = train(dense, path, ranks, shape["n_ff"], calibrated, seed)
+            if largest := options.pop("thresholds", None):
+                cuts = thresholds(largest, shape["n_ff"], seed)
+                options["sparsify"] = lambda path, activation, cuts=cuts: cuts
             made = convert(dense, folder / f"{name}.gguf", **options)
         text = json.dumps(describe(made), indent=1) + "\n"
         (folder / f"{name}.json").write_text(text)
