@@ -39,7 +39,7 @@ def open_model(
         depth: reads in flight (32).
         prefill: how many tokens at once read a layer: "select", "stream", or "auto" (default).
         threshold: activation values up to it count as zero; None takes the file's.
-        activation: "relu", "relu_sqr", "silu", "gelu", "gelu_erf"; None takes the file's.
+        activation: "relu", "relu_sqr", "silu", "gelu", "gelu_erf", "drelu"; None takes the file's.
 
     A setting left at None comes from GGUF_FLASH_*, then from the engine.
 

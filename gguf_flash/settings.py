@@ -29,7 +29,7 @@ class Settings:
     depth: reads in flight.
     prefill: how a prompt reads a layer: "select" neurons, "stream" it whole, or "auto".
     activation: in place of the model's, also of a dense one: "relu", "relu_sqr", "silu", "gelu",
-        "gelu_erf".
+        "gelu_erf", "drelu".
     """
 
     ram: int | str | None = None

@@ -22,6 +22,7 @@ py::dict to_dict(const Layout & layout, const LayerLayout & l) {
     }
     py::dict d;
     d["layer"] = l.layer;
+    d["block"] = l.block;
     d["n_ff"] = l.n_ff;
     d["stride"] = l.stride;
     d["file"] = layout.files[l.file];

@@ -45,7 +45,7 @@ __all__ = [
 FORMAT_VERSION = 1
 PART_NAMES = ("gate", "up", "down")
 PART_ALIGN = 32
-ACTIVATIONS = ("relu", "relu_sqr", "silu", "gelu", "gelu_erf")
+ACTIVATIONS = ("relu", "relu_sqr", "silu", "gelu", "gelu_erf", "drelu")
 SELECTS = ("all", "gate", "predictor")
 _BUNDLE = re.compile(r"blk\.(0|[1-9][0-9]*)\.ffn_bundle")
 
@@ -70,6 +70,7 @@ class LayerBundle:
     """The bundles of one layer: ``n_ff`` rows of ``stride`` bytes at ``offset`` of ``file``.
 
     ``file`` indexes ``FlashLayout.files``; ``offset`` counts bytes from the start of that file.
+    ``block`` begins the names of the layer's dense tensors, such as ``blk.0`` or ``dec.blk.0``.
     """
 
     layer: int
@@ -78,6 +79,7 @@ class LayerBundle:
     file: int
     offset: int
     parts: tuple[Part, ...]
+    block: str
 
     @property
     def nbytes(self) -> int:
@@ -171,7 +173,7 @@ def round_up(n: int, multiple: int) -> int:
 
 def legal_parts(select: str, gated: bool, fused: bool) -> tuple[str, ...] | None:
     """The parts a bundle must have, or None when the combination is not allowed."""
-    if fused and (select == "gate" or not gated):
+    if fused and not gated:
         return None
     if select != "gate":
         return ("gate", "up", "down") if gated else ("up", "down")
@@ -223,7 +225,7 @@ def _check_parts(keys: Keys) -> tuple[str, bool, bool, tuple[str, ...]]:
     names = tuple(keys.get("bundle.parts", "arr of str"))
     legal = legal_parts(select, gated, fused)
     if names != legal:
-        expected = "no parts (fused needs gated, and no 'gate')" if legal is None else legal
+        expected = "no parts (fused needs gated)" if legal is None else legal
         raise reject(
             9,
             keys.path,
@@ -279,13 +281,31 @@ def _check_align(keys: Keys) -> int:
     return align
 
 
-def _check_activation(keys: Keys, n_layers: int) -> tuple[str, tuple[float, ...]]:
+def _check_blocks(keys: Keys, layers: list[int]) -> list[str]:
+    names = keys.get("blocks", "arr of str", required=False)
+    if names is None:
+        return [f"blk.{n}" for n in layers]
+    if len(names) != len(layers) or len(set(names)) != len(names) or "" in names:
+        raise reject(
+            26, keys.path, f"'flash_ffn.blocks' must hold {len(layers)} different names of blocks"
+        )
+    return [str(name) for name in names]
+
+
+def _check_activation(keys: Keys, n_layers: int, gated: bool) -> tuple[str, tuple[float, ...]]:
     activation = keys.get("activation", "str", required=False)
     if activation is not None and activation not in ACTIVATIONS:
         raise reject(
             18,
             keys.path,
             f"activation one of {', '.join(ACTIVATIONS)} expected, found '{activation}'",
+            UnsupportedError,
+        )
+    if activation == "drelu" and not gated:
+        raise reject(
+            18,
+            keys.path,
+            "activation drelu is one of gated FFNs, and this file's have no gate",
             UnsupportedError,
         )
     thresholds = keys.numbers("threshold", "arr of f32", n_layers, 18, required=False)
@@ -308,8 +328,8 @@ def _bundle_tensors(path: Path, tensors: Sequence[Tensor], layers: list[int]) ->
 
 
 def _check_bundle(
-    path: Path, t: Tensor, layer: int, names: Sequence[str], types: Sequence[GgmlType],
-    n_embd: int, align: int,
+    path: Path, t: Tensor, layer: tuple[int, str], names: Sequence[str],
+    types: Sequence[GgmlType], n_embd: int, align: int,
 ) -> LayerBundle:  # fmt: skip
     if t.type.name != "I8" or len(t.shape) != 2 or 0 in t.shape:
         raise reject(
@@ -324,7 +344,7 @@ def _check_bundle(
             f"'{t.name}' has a stride of {stride} bytes, expected a multiple of {align} of at "
             f"least {least}",
         )
-    return LayerBundle(layer, n_ff, stride, t.file, t.offset, parts)
+    return LayerBundle(layer[0], n_ff, stride, t.file, t.offset, parts, layer[1])
 
 
 def _check_extents(tensors: Sequence[Tensor], files: Sequence[FileExtent]) -> None:
@@ -359,7 +379,7 @@ def _check_residents(
     deciding = ("gate" if gated else "up") if select == "gate" else ""
     for b in bundles:
         for part in PART_NAMES:
-            name = f"blk.{b.layer}.ffn_{part}.weight"
+            name = f"{b.block}.ffn_{part}.weight"
             t = tensors.get(name)
             if part != deciding:
                 if t is not None:
@@ -377,7 +397,7 @@ def _check_residents(
 def validate(
     kv: Mapping[str, Value], tensors: Sequence[Tensor], files: Sequence[FileExtent]
 ) -> FlashLayout:
-    """Check rules R4 to R18 and R21 to R25, and describe the file.
+    """Check rules R4 to R18 and R21 to R26, and describe the file.
 
     ``kv`` are the keys of the first file, ``tensors`` those of all files with absolute offsets.
     Raises NotFlashError (R4), VersionError (R5), UnsupportedError (R7, R18) or
@@ -388,10 +408,11 @@ def validate(
     _check_version(keys)
     select, gated, fused, names = _check_parts(keys)
     layers = _check_layers(keys)
+    blocks = _check_blocks(keys, layers)
     n_embd = int(keys.get("n_embd", "u32"))
     types = _check_types(keys, len(layers), names, n_embd)
     align = _check_align(keys)
-    activation, thresholds = _check_activation(keys, len(layers))
+    activation, thresholds = _check_activation(keys, len(layers), gated)
     predictors = check_predictors(keys, layers) if select == "predictor" else ()
     calibration = check_calibration(keys, len(layers))
     sparsity = check_sparsity(keys, len(layers))
@@ -401,7 +422,7 @@ def validate(
     bundles = []
     for i, t in enumerate(_bundle_tensors(path, tensors, layers)):
         own = types[i * len(names) : (i + 1) * len(names)]
-        bundles.append(_check_bundle(path, t, layers[i], names, own, n_embd, align))
+        bundles.append(_check_bundle(path, t, (layers[i], blocks[i]), names, own, n_embd, align))
     _check_extents(tensors, files)
     _check_residents(path, by_name, bundles, select, gated, n_embd)
     check_predictor_tensors(path, by_name, predictors, [b.n_ff for b in bundles], n_embd)

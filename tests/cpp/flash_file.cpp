@@ -237,7 +237,7 @@ Bytes FlashFile::bundle(const std::vector<Bytes> & parts, uint32_t n_ff, uint64_
 namespace {
 
 double act(const std::string & name, double v, double t) {
-    if (name == "relu") {
+    if (name == "relu" || name == "drelu") {
         return v > t ? v : 0;
     }
     if (name == "relu_sqr") {
@@ -274,7 +274,8 @@ std::vector<double> reference_ffn(const FlashFile & file, size_t index, const st
             if (!selected.empty() && selected[size_t(t) * layer.n_ff + i] == 0) {
                 continue;
             }
-            const double up = dot(layer.up, i, xt, n, layer.up_bias);
+            const double both = dot(layer.up, i, xt, n, layer.up_bias);
+            const double up = file.spec.activation == "drelu" ? std::max(both, 0.0) : both;
             const double gate = file.spec.gated ? dot(layer.gate, i, xt, n, layer.gate_bias) : up;
             const double own = layer.thresholds.empty() ? threshold : layer.thresholds[i];
             const double h = act(file.spec.activation, gate, own) * (file.spec.gated ? up : 1);

@@ -64,8 +64,11 @@ void compare(const FlashSpec & spec, double tolerance) {
 
 TEST_CASE("ffn: every activation, gated and not, both selections, every kind of type") {
     for (const Types & types : all_types) {
-        for (const char * activation : { "relu", "relu_sqr", "silu", "gelu", "gelu_erf" }) {
+        for (const char * activation : { "relu", "relu_sqr", "silu", "gelu", "gelu_erf", "drelu" }) {
             for (bool gated : { true, false }) {
+                if (!gated && std::string(activation) == "drelu") {
+                    continue;
+                }
                 for (Select select : { Select::all, Select::gate }) {
                     CAPTURE(std::string(types.name));
                     CAPTURE(std::string(activation));
@@ -80,7 +83,7 @@ TEST_CASE("ffn: every activation, gated and not, both selections, every kind of 
 }
 
 TEST_CASE("ffn: thresholds cut small activations") {
-    for (const char * activation : { "relu", "relu_sqr", "silu", "gelu_erf" }) {
+    for (const char * activation : { "relu", "relu_sqr", "silu", "gelu_erf", "drelu" }) {
         for (Select select : { Select::all, Select::gate }) {
             FlashSpec spec = spec_of(all_types[0], activation, true, select);
             spec.thresholds = { 0.4f };
@@ -129,6 +132,13 @@ TEST_CASE("ffn: a threshold that is none is refused when the model is opened") {
         CHECK(opened.status().code() == Code::corrupt);
         CHECK(opened.status().message().find("value 2 of tensor 'blk.0.ffn_threshold'") != std::string::npos);
     }
+}
+
+TEST_CASE("ffn: drelu needs a gate, whoever asks for it") {
+    const StoredFlash stored(spec_of(all_types[0], "relu", false, Select::all));
+    const auto refused = Standalone::open(stored.path, settings_of({ { "activation", "drelu" } }));
+    CHECK(refused.status().code() == Code::argument);
+    CHECK(refused.status().message().find("have no gate") != std::string::npos);
 }
 
 TEST_CASE("ffn: activate") {

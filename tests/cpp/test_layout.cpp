@@ -122,14 +122,32 @@ TEST_CASE("layout: fused, no activation, other alignments, bundles anywhere") {
 }
 
 TEST_CASE("layout: every activation of the engine is read") {
-    for (Activation a :
-         { Activation::relu, Activation::relu_sqr, Activation::silu, Activation::gelu, Activation::gelu_erf }) {
+    for (Activation a : { Activation::relu, Activation::relu_sqr, Activation::silu, Activation::gelu,
+                          Activation::gelu_erf, Activation::drelu }) {
         FlashSpec spec;
         spec.activation = to_string(a);
         CHECK(layout_of(FlashFile(spec)).activation == a);
         CHECK(parse_activation(to_string(a)).value() == a);
     }
     CHECK_FALSE(parse_activation("swish").ok());
+}
+
+TEST_CASE("layout: layers of two stacks have the names of their blocks") {
+    FlashSpec spec;
+    spec.layers = { 0, 1 };
+    FlashFile file(spec);
+    CHECK(layout_of(file).layers[1].block == "blk.1");
+    file.image.set("flash_ffn.blocks", str_array({ "enc.blk.0", "dec.blk.0" }));
+    const Layout layout = layout_of(file);
+    CHECK(layout.layers[0].block == "enc.blk.0");
+    CHECK(layout.find_block("dec.blk.0.ffn_down.weight") == &layout.layers[1]);
+    CHECK(layout.find_block("blk.1.ffn_down.weight") == nullptr);
+    CHECK(layout.find_block("dec.blk.01.ffn_down.weight") == nullptr);
+    CHECK(layout.architecture == "llama");
+    file.image.tensors.push_back({ "enc.blk.0.ffn_up.weight", { 64, 300 }, 1, Bytes(64 * 300 * 2, 0), {} });
+    TempFolder folder;
+    const std::string path = folder.write("m.gguf", file.image.bytes());
+    CHECK(read_layout({ path }, path).status().message().find("(SPEC R17)") != std::string::npos);
 }
 
 TEST_CASE("layout: label instead of path, missing and no files") {

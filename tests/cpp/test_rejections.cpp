@@ -147,6 +147,18 @@ TEST_CASE("rejections: values of the flash section") {
         key(11, "flash_ffn.bundle.align", u32_value(48)),
         key(11, "flash_ffn.bundle.align", u32_value(131072)),
         key(18, "flash_ffn.activation", str_value("swish"), Code::unsupported),
+        { 18, Code::unsupported, "drelu without a gate",
+          [](GgufImage & g) {
+              g.set("flash_ffn.gated", bool_value(false));
+              g.set("flash_ffn.bundle.parts", str_array({ "up", "down" }));
+              g.set("flash_ffn.bundle.types", u32_array({ 1, 1, 1, 1 }));
+              g.set("flash_ffn.activation", str_value("drelu"));
+          } },
+        key(6, "flash_ffn.blocks", u32_array({ 0, 3 })),
+        key(26, "flash_ffn.blocks", str_array({ "enc.blk.0" })),
+        key(26, "flash_ffn.blocks", str_array({ "enc.blk.0", "enc.blk.0" })),
+        key(26, "flash_ffn.blocks", str_array({ "enc.blk.0", "" })),
+        key(26, "flash_ffn.blocks", str_array({ "enc.blk.0", "dec.blk.0", "dec.blk.1" })),
         key(18, "flash_ffn.threshold", f32_array({ 1 })),
         key(18, "flash_ffn.threshold", f32_array({ 1, -1 })),
         key(18, "flash_ffn.threshold", f32_array({ 1, NAN })),
@@ -179,7 +191,11 @@ TEST_CASE("rejections: bundles and matrices") {
     };
     check_all(Select::all, all);
     const std::vector<Broken> gate = {
-        { 9, Code::corrupt, "fused", [](GgufImage & g) { g.set("flash_ffn.fused", bool_value(true)); } },
+        { 17, Code::corrupt, "fused ungated gate's up",
+          [](GgufImage & g) {
+              g.set("flash_ffn.fused", bool_value(true)); // then the gate's half is a tensor of its own, too
+              g.remove_tensor("blk.0.ffn_gate.weight");
+          } },
         { 17, Code::corrupt, "no gate", [](GgufImage & g) { g.remove_tensor("blk.0.ffn_gate.weight"); } },
         { 17, Code::corrupt, "shape", shaped({ 70, 64 }, "blk.3.ffn_gate.weight") },
         { 17, Code::corrupt, "dense up", add("blk.0.ffn_up.weight", { 64, 70 }, 1, 64 * 70 * 2) },

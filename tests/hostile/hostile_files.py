@@ -106,7 +106,6 @@ _key("r09_no_down", "bundle.parts", "arr:str", ["gate", "up"])
 _key("r09_order", "bundle.parts", "arr:str", ["up", "gate", "down"])
 _key("r09_unknown_part", "bundle.parts", "arr:str", ["gate", "up", "sideways"])
 _key("r09_not_gated", "gated", "bool", False)
-_key("r09_fused_gate_select", "fused", "bool", True, "gate")
 _key("r10_too_few_types", "bundle.types", "arr:u32", [0] * 5)
 _key("r10_too_many_types", "bundle.types", "arr:u32", [0] * 7)
 _key("r10_unknown_type", "bundle.types", "arr:u32", [0, 0, 999] * 2)
@@ -182,6 +181,15 @@ _attr("r17_no_deciding", "blk.1.ffn_gate.weight", "name", "blk.1.x.weight", "gat
 _attr("r17_deciding_shape", "blk.1.ffn_gate.weight", "shape", [N_FF, N_EMBD], "gate")
 _attr("r17_deciding_type", "blk.1.ffn_gate.weight", "type", I8, "gate")
 _key("r18_activation", "activation", "str", "tanh")
+
+
+def _blocks(name: str, values: list[str]) -> None:
+    CASES[name] = ("all", lambda m: m.kv.append(("flash_ffn.blocks", "arr:str", values)))
+
+
+_blocks("r26_blocks_of_other_layers", ["dec.blk.0"])
+_blocks("r26_blocks_repeat", ["dec.blk.0", "dec.blk.0"])
+_blocks("r26_blocks_empty", ["dec.blk.0", ""])
 
 
 def _threshold(name: str, values: list[float]) -> None:

@@ -52,7 +52,7 @@ def test_legal_parts() -> None:
     assert legal_parts("all", True, False) == legal_parts("all", True, True)
     assert legal_parts("gate", True, False) == ("up", "down")
     assert legal_parts("gate", False, False) == ("down",)
-    assert legal_parts("gate", True, True) is None
+    assert legal_parts("gate", True, True) == ("up", "down")
     assert legal_parts("all", False, True) is None
 
 

@@ -31,7 +31,8 @@ float cut(float y, float threshold) {
 
 float activate(Activation activation, float v, float threshold) {
     switch (activation) {
-        case Activation::relu: return v > threshold ? v : 0.0f;
+        case Activation::relu:
+        case Activation::drelu: return v > threshold ? v : 0.0f;
         case Activation::relu_sqr: return v > threshold ? v * v : 0.0f;
         case Activation::gelu: return cut(gelu_tanh(v), threshold);
         case Activation::gelu_erf: return cut(gelu_erf(v), threshold);

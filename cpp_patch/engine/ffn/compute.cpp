@@ -55,7 +55,8 @@ void FfnRun::compute_neuron(uint32_t index, uint32_t first, uint32_t wave) {
     for (uint32_t t = 0; t < in_.n_tokens; ++t) {
         float deciding;
         if (select_ == Select::predictor && !predicted(t, neuron)) {
-            s.h[size_t(t) * wave + (index - first)] = 0.0f; // another token of this call selected it
+            const size_t place = size_t(t) * wave + (index - first);
+            s.h[place] = weighted(0.0f, neuron, place); // another token of this call selected it
             continue;
         }
         if (select_ == Select::gate) {
@@ -67,9 +68,11 @@ void FfnRun::compute_neuron(uint32_t index, uint32_t first, uint32_t wave) {
         }
         float h = activate(activation_, deciding, state_.threshold(neuron));
         if (gated && h != 0.0f) {
-            h *= dot(Part::up, *up, bundle, t) + (in_.up_bias != nullptr ? in_.up_bias[neuron] : 0.0f);
+            const float v = dot(Part::up, *up, bundle, t) + (in_.up_bias != nullptr ? in_.up_bias[neuron] : 0.0f);
+            h *= activation_ == Activation::drelu && v < 0.0f ? 0.0f : v;
         }
-        s.h[size_t(t) * wave + (index - first)] = h;
+        const size_t place = size_t(t) * wave + (index - first);
+        s.h[place] = weighted(h, neuron, place);
     }
 }
 
@@ -99,6 +102,7 @@ void FfnRun::clear_output() {
 
 // Adds the down rows of selection[first, end) to this thread's columns of every token's output.
 void FfnRun::accumulate(uint32_t first, uint32_t end) {
+    add_squares(end - first);
     size_t column, n;
     my_columns(column, n);
     if (state_.codes) {

@@ -95,6 +95,7 @@ public:
     std::vector<ReadOp> ops;
     std::vector<iovec> segments;
     std::vector<float> h;                     // [n_tokens, wave]: activations of the wave under way
+    std::vector<float> squares;               // [n_tokens, wave]: theirs, where a norm follows
     std::vector<std::vector<float>> expanded; // per thread: down rows as floats
     std::vector<CodeScratch> code_scratch;    // per thread
     std::vector<float> lanes;                 // [n_tokens, code_lanes, n_embd]: sums of down codes so far

@@ -79,6 +79,10 @@ Result<std::shared_ptr<Model>> Model::open(const std::vector<std::string> & path
     if (settings.activation != Activation::from_graph) {
         model->layout_.activation = settings.activation;
     }
+    if (model->layout_.activation == Activation::drelu && !model->layout_.gated) {
+        return Status(Code::argument, "activation drelu is one of gated FFNs, and those of '" + label +
+                                          "' have no gate; set another flash_ffn.activation");
+    }
     Status status = model->override_thresholds();
     status = status.ok() && with_cache ? model->prepare() : status;
     if (!status.ok()) {

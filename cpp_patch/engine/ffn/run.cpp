@@ -89,6 +89,7 @@ void FfnRun::execute() {
     barrier(); // everybody has read the two before thread 0 goes on
     if (go) {
         stream ? run_stream() : run_waves();
+        scale_output();
         barrier();
     }
     if (failed()) {

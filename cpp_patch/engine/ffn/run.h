@@ -77,6 +77,11 @@ private:
     void sum_lanes_up();
     float * lanes(uint32_t token, size_t column) const;
 
+    // normalize.cpp: the norm over hidden values, if the call has one
+    float weighted(float h, uint32_t neuron, size_t place);
+    void add_squares(uint32_t wave);
+    void scale_output();
+
     void fail(Status status);
     using Clock = std::chrono::steady_clock;
     static uint64_t since(Clock::time_point start) {
@@ -91,6 +96,8 @@ private:
     Activation activation_;
     const Select select_;
     const float score_limit_; // predictor mode: a neuron is selected by a score above it
+
+    std::vector<double> sums_; // of each token's squared hidden values
 
     // thread 0 only
     Clock::time_point start_;

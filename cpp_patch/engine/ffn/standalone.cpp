@@ -60,6 +60,11 @@ Result<std::shared_ptr<Standalone>> Standalone::open(const std::string & path, c
         return model.status();
     }
     out->model_ = model.value();
+    const std::string & arch = out->model_->layout().architecture;
+    if (arch == "bitnet" || arch == "gemma3n") {
+        return Status(Code::unsupported, "cannot compute the FFNs of '" + path + "' alone: architecture '" + arch +
+                                             "' normalizes or ranks their values in its graph; load it in llama.cpp");
+    }
     Status status = out->load();
     if (!status.ok()) {
         return status;
@@ -70,7 +75,7 @@ Result<std::shared_ptr<Standalone>> Standalone::open(const std::string & path, c
 Status Standalone::load() {
     const Layout & layout = model_->layout();
     for (const LayerLayout & l : layout.layers) {
-        const std::string block = "blk." + std::to_string(l.layer) + ".ffn_";
+        const std::string block = l.block + ".ffn_";
         LayerWeights w;
         Status status = read_bias(block + "gate.bias", l.n_ff, w.gate_bias);
         status = status.ok() ? read_bias(block + "up.bias", l.n_ff * (layout.fused ? 2 : 1), w.up_bias) : status;

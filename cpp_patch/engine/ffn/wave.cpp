@@ -77,6 +77,7 @@ uint32_t FfnRun::whole_blocks(uint32_t first, uint32_t end) {
 void FfnRun::offer_items(uint32_t wave) {
     Session & s = session();
     s.h.resize(std::max<size_t>(s.h.size(), size_t(in_.n_tokens) * wave));
+    s.squares.resize(in_.norm != nullptr ? s.h.size() : 0);
     s.next.store(0);
     s.ready.store(uint32_t(s.items.size()), std::memory_order_release);
 }

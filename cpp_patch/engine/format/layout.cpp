@@ -33,10 +33,10 @@ public:
     Result<Layout> run() {
         for (auto step :
              { &LayoutReader::splits, &LayoutReader::version, &LayoutReader::parts, &LayoutReader::listed_layers,
-               &LayoutReader::types, &LayoutReader::align, &LayoutReader::activation, &LayoutReader::thresholds,
-               &LayoutReader::predictors, &LayoutReader::calibration, &LayoutReader::sparsity, &LayoutReader::tensors,
-               &LayoutReader::bundles, &LayoutReader::places, &LayoutReader::dense_matrices,
-               &LayoutReader::predictor_tensors, &LayoutReader::threshold_tensors,
+               &LayoutReader::blocks, &LayoutReader::types, &LayoutReader::align, &LayoutReader::activation,
+               &LayoutReader::thresholds, &LayoutReader::predictors, &LayoutReader::calibration,
+               &LayoutReader::sparsity, &LayoutReader::tensors, &LayoutReader::bundles, &LayoutReader::places,
+               &LayoutReader::dense_matrices, &LayoutReader::predictor_tensors, &LayoutReader::threshold_tensors,
                &LayoutReader::down_scales }) {
             Status status = (this->*step)();
             if (!status.ok()) {
@@ -65,6 +65,8 @@ private:
                        5);
         }
         out_.version = 1;
+        const Value * arch = find("general.architecture");
+        out_.architecture = arch != nullptr && arch->is(format::value_string) ? arch->strings[0] : "";
         return {};
     }
 
@@ -138,9 +140,12 @@ private:
         Result<Activation> parsed = parse_activation(v->strings[0]);
         if (!parsed.ok() || parsed.value() == Activation::from_graph) {
             return bad(Code::unsupported,
-                       "activation relu, relu_sqr, silu, gelu or gelu_erf expected, found '" +
+                       "activation " + std::string(activation_names) + " expected, found '" +
                            v->strings[0].substr(0, 40) + "'; install a newer gguf_flash",
                        18);
+        }
+        if (parsed.value() == Activation::drelu && !out_.gated) {
+            return bad(Code::unsupported, "activation drelu is one of gated FFNs, and this file's have no gate", 18);
         }
         out_.activation = parsed.value();
         return {};
@@ -168,6 +173,28 @@ private:
         return {};
     }
 
+    Status blocks() {
+        const Value * v = find("flash_ffn.blocks");
+        if (v != nullptr && !v->is_array_of(format::value_string)) {
+            return missing("flash_ffn.blocks", "an array of strings");
+        }
+        std::set<std::string> names;
+        for (size_t i = 0; i < out_.layers.size(); ++i) {
+            LayerLayout & layer = out_.layers[i];
+            layer.block = v == nullptr          ? "blk." + std::to_string(layer.layer)
+                        : i < v->strings.size() ? v->strings[i]
+                                                : "";
+            names.insert(layer.block);
+        }
+        if (names.size() != out_.layers.size() || names.count("") != 0 ||
+            (v != nullptr && v->strings.size() != names.size())) {
+            return corrupt("flash_ffn.blocks does not hold " + std::to_string(out_.layers.size()) +
+                               " different names of blocks",
+                           26);
+        }
+        return {};
+    }
+
     Status parts() {
         Status status = select();
         if (!status.ok()) {
@@ -184,7 +211,7 @@ private:
             parts_.push_back(Part::up);
         }
         parts_.push_back(Part::down);
-        bool same = v->strings.size() == parts_.size() && !(out_.fused && !(out_.gated && out_.select != Select::gate));
+        bool same = v->strings.size() == parts_.size() && !(out_.fused && !out_.gated);
         for (size_t i = 0; same && i < parts_.size(); ++i) {
             same = v->strings[i] == to_string(parts_[i]);
         }
@@ -322,7 +349,7 @@ private:
     // What a bundle replaces must be gone; what gate mode keeps must be there.
     Status dense_matrices() {
         for (const LayerLayout & layer : out_.layers) {
-            const std::string block = "blk." + std::to_string(layer.layer) + ".ffn_";
+            const std::string block = layer.block + ".ffn_";
             for (Part part : { Part::gate, Part::up, Part::down }) {
                 const TensorPlace * dense = out_.tensor(block + to_string(part) + ".weight");
                 const bool deciding = out_.select == Select::gate && part == (out_.gated ? Part::gate : Part::up);

@@ -39,19 +39,21 @@ const char * to_string(Select select) {
     return names[int(select)];
 }
 
+const char * const activation_names = "relu, relu_sqr, silu, gelu, gelu_erf or drelu";
+
 const char * to_string(Activation activation) {
-    static const char * names[] = { "", "relu", "relu_sqr", "silu", "gelu", "gelu_erf" };
+    static const char * names[] = { "", "relu", "relu_sqr", "silu", "gelu", "gelu_erf", "drelu" };
     return names[int(activation)];
 }
 
 Result<Activation> parse_activation(const std::string & name) {
     for (Activation a : { Activation::from_graph, Activation::relu, Activation::relu_sqr, Activation::silu,
-                          Activation::gelu, Activation::gelu_erf }) {
+                          Activation::gelu, Activation::gelu_erf, Activation::drelu }) {
         if (name == to_string(a)) {
             return a;
         }
     }
-    return Status(Code::unsupported, "unknown activation '" + name + "'; use relu, relu_sqr, silu, gelu or gelu_erf");
+    return Status(Code::unsupported, "unknown activation '" + name + "'; use " + activation_names);
 }
 
 const PartLayout * LayerLayout::find(Part part) const {
@@ -87,6 +89,16 @@ uint64_t Layout::bundle_bytes() const {
 const LayerLayout * Layout::find(uint32_t layer) const {
     for (const LayerLayout & l : layers) {
         if (l.layer == layer) {
+            return &l;
+        }
+    }
+    return nullptr;
+}
+
+const LayerLayout * Layout::find_block(const std::string & tensor) const {
+    const std::string block = tensor.substr(0, tensor.find(".ffn_"));
+    for (const LayerLayout & l : layers) {
+        if (l.block == block) {
             return &l;
         }
     }

@@ -23,7 +23,10 @@ struct FfnInput {
     uint64_t predictor_ns = 0;         // what the scores took, for the counters
     const float * gate_bias = nullptr; // [n_ff] or null; for parts that are in the bundle
     const float * up_bias = nullptr;   // [n_ff] or null
-    float * out = nullptr;             // [n_tokens, n_embd], without the down bias
+    // [n_ff] or null: the weights of an RMS norm over each token's n_ff hidden values, before down.
+    const float * norm = nullptr;
+    float norm_eps = 0.0f;
+    float * out = nullptr; // [n_tokens, n_embd], without the down bias
     size_t out_stride = 0;
     Activation activation = Activation::from_graph; // what the graph asks for; the file's choice wins
 };
@@ -64,7 +67,8 @@ private:
 // The score whose sigmoid is threshold: minus infinity for 0, which selects every neuron.
 float score_limit(float threshold);
 
-// act(v), zero when the threshold cuts it: v <= t for relu and relu_sqr, |act(v)| <= t for the others.
+// act(v), zero when the threshold cuts it: v <= t for relu, relu_sqr and drelu, |act(v)| <= t for the others.
+// Of drelu this is the gate's half; the up value is cut at 0.
 float activate(Activation activation, float v, float threshold);
 
 } // namespace gguf_flash

@@ -15,7 +15,8 @@ namespace gguf_flash {
 
 enum class Part { gate = 0, up = 1, down = 2 };
 enum class Select { all, gate, predictor };
-enum class Activation { from_graph, relu, relu_sqr, silu, gelu, gelu_erf };
+// drelu: ReLU of gate and of up, both, in a gated FFN; the others are functions of the deciding part.
+enum class Activation { from_graph, relu, relu_sqr, silu, gelu, gelu_erf, drelu };
 
 // The tensor that holds the bundles of a block.
 std::string bundle_name(uint32_t layer);
@@ -35,6 +36,7 @@ const char * to_string(Part part);
 const char * to_string(Select select);
 const char * to_string(Activation activation); // "" for from_graph
 Result<Activation> parse_activation(const std::string & name);
+extern const char * const activation_names; // for messages: "relu, ... or drelu"
 
 // One part of every bundle of a layer.
 struct PartLayout {
@@ -46,7 +48,8 @@ struct PartLayout {
 
 // The bundles of one layer: neuron i is at [offset + i*stride, offset + (i+1)*stride) of file.
 struct LayerLayout {
-    uint32_t layer = 0;               // block index N of blk.N
+    uint32_t layer = 0;               // the N of its bundle, blk.N.ffn_bundle
+    std::string block;                // begins the names of its dense tensors: "blk.N", or "dec.blk.0"
     uint32_t n_ff = 0;                // neurons
     uint32_t file = 0;                // index into Layout::files
     uint64_t offset = 0;              // bytes from the start of that file; any alignment
@@ -77,6 +80,7 @@ struct Layout {
     uint32_t version = 0;
     Select select = Select::all;
     Activation activation = Activation::from_graph;
+    std::string architecture; // general.architecture, or empty
     bool gated = false;
     bool fused = false; // the graph's ffn_up holds the gate rows, then the up rows
     uint32_t n_embd = 0;
@@ -87,6 +91,8 @@ struct Layout {
     uint64_t resident_bytes() const;
     uint64_t bundle_bytes() const;
     const LayerLayout * find(uint32_t layer) const;
+    // The layer of a dense tensor such as "blk.3.ffn_down.weight"; null if it has no bundle.
+    const LayerLayout * find_block(const std::string & tensor) const;
     const TensorPlace * tensor(const std::string & name) const;
 };
 
