@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cctype>
 #include <cmath>
+#include <cstring>
 #include <mutex>
 
 namespace {
@@ -111,13 +112,15 @@ ggml_tensor * apply(const llm_graph_context & graph, ggml_tensor * x, Activation
     ggml_tensor * y = nullptr;
     switch (activation) {
         case Activation::relu:
+        case Activation::drelu:
         case Activation::relu_sqr: y = ggml_relu(ctx, x); break;
         case Activation::gelu: y = ggml_gelu(ctx, x); break;
         case Activation::gelu_erf: y = ggml_gelu_erf(ctx, x); break;
         default: y = ggml_silu(ctx, x); break;
     }
     if (threshold > 0 || neurons != nullptr) {
-        const bool rectified = activation == Activation::relu || activation == Activation::relu_sqr;
+        const bool rectified =
+            activation == Activation::relu || activation == Activation::relu_sqr || activation == Activation::drelu;
         ggml_tensor * size = rectified ? y : ggml_abs(ctx, y);
         ggml_tensor * above =
             neurons != nullptr ? ggml_sub(ctx, size, neurons) : ggml_scale_bias(ctx, size, 1.0f, -threshold);
@@ -180,8 +183,8 @@ gguf_flash_model_ptr dense_activation(llama_model_loader & ml, const llama_model
         activation = spelled(name);
         if (activation == Activation::from_graph) {
             flash_refuse({ gguf_flash::Code::unsupported,
-                           "the model's key '" + ml.arch_name + ".hidden_activation' is '" + name +
-                               "', expected relu, relu_sqr, silu, gelu or gelu_erf; set flash_ffn.activation" });
+                           "the model's key '" + ml.arch_name + ".hidden_activation' is '" + name + "', expected " +
+                               gguf_flash::activation_names + "; set flash_ffn.activation" });
         }
     }
     std::vector<float> thresholds = settings.threshold.empty() ? thresholds_of(ml.metadata) : settings.threshold;
@@ -205,7 +208,8 @@ ggml_tensor * dense_ffn(const llm_graph_context & graph, ggml_tensor * cur, cons
         return nullptr;
     }
     unsigned block = 0;
-    sscanf(w.down->name, "blk.%u.", &block);
+    const char * stack = std::strstr(w.down->name, "blk."); // after "enc." or "dec." in T5
+    sscanf(stack != nullptr ? stack : "", "blk.%u.", &block);
     const float threshold = own->threshold(block);
     ggml_tensor * neurons = own->neurons(block);
     const Activation usual = activation_of(type_op);
@@ -213,7 +217,10 @@ ggml_tensor * dense_ffn(const llm_graph_context & graph, ggml_tensor * cur, cons
     if (activation == usual && threshold <= 0 && neurons == nullptr) {
         return nullptr;
     }
-    const std::string reason = unsupported_form(graph, w, type_op, type_gate, il);
+    std::string reason = unsupported_form(graph, w, type_op, type_gate, il);
+    if (activation == Activation::drelu && w.gate == nullptr && !is_fused(type_op)) {
+        reason = "it has no gate";
+    }
     if (!reason.empty()) {
         flash_refuse({ gguf_flash::Code::unsupported, "cannot run the FFN of layer " + std::to_string(il) +
                                                           " with activation " + gguf_flash::to_string(activation) +
@@ -231,9 +238,12 @@ ggml_tensor * dense_ffn(const llm_graph_context & graph, ggml_tensor * cur, cons
         gate = view(0);
         up = view(half);
     }
+    gate = w.topk ? w.topk(gate) : gate;
     ggml_tensor * h = apply(graph, gate != nullptr ? gate : up, activation, threshold, neurons);
+    up = activation == Activation::drelu ? ggml_relu(graph.ctx0, up) : up;
     h = gate != nullptr ? ggml_mul(graph.ctx0, h, up) : h;
     graph.cb(h, "ffn_act", il);
+    h = w.norm != nullptr ? graph.build_norm(h, w.norm, nullptr, LLM_NORM_RMS, il) : h;
     ggml_tensor * out = product(graph, w.down, w.down_b, h);
     return w.down_s != nullptr ? ggml_mul(graph.ctx0, out, w.down_s) : out;
 }

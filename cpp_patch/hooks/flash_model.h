@@ -28,25 +28,28 @@ struct flash_model : gguf_flash_model {
     ~flash_model() override;
 
     ggml_tensor * virtual_tensor(const std::string & name, const std::initializer_list<int64_t> & ne) override;
-    // Predictor mode: makes the predictors' tensors and, unless no_alloc, reads their data.
-    void load_predictors(bool no_alloc);
+    // Makes the tensors that llama.cpp does not know (predictors, the gates of fused files) and, unless
+    // no_alloc, reads their data.
+    void load_own_tensors(bool no_alloc);
 
     const llama_model * owner;
     std::shared_ptr<gguf_flash::Model> engine;
     bool activation_chosen;                  // by the model or the user, not by the converter's table
     std::vector<flash_predictor> predictors; // one per bundled layer, or none
+    std::vector<ggml_tensor *> gates;        // of a fused file in gate mode: one per bundled layer
 
 private:
     struct expected_shape;
     bool expected(const std::string & name, expected_shape & shape) const;
+    void read_own_tensors(bool no_alloc);
 
     void * reserved = nullptr;
     size_t reserved_bytes = 0;
     ggml_context_ptr ctx;
     ggml_backend_buffer_ptr buffer;
     std::map<std::string, ggml_tensor *> tensors;
-    ggml_context_ptr predictor_ctx;
-    ggml_backend_buffer_ptr predictor_buffer;
+    ggml_context_ptr own_ctx; // predictors and gates
+    ggml_backend_buffer_ptr own_buffer;
 };
 
 // Throws what llama.cpp logs as the reason of a failed load or context, and keeps the status for the

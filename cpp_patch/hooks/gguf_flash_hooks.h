@@ -4,6 +4,8 @@
 //   llama_model_base::load_tensors       gguf_flash_open
 //   llama_model_base::create_tensor      gguf_flash_virtual_tensor
 //   llm_graph_context::build_ffn         gguf_flash_build_ffn
+//   llama_model_bitnet::graph            gguf_flash_build_normed_ffn
+//   llama_model_gemma3n::graph           gguf_flash_build_topk_ffn
 //   llama_context::graph_compute         gguf_flash_compute
 //   llama_model_save_to_file             gguf_flash_refuse_save
 //
@@ -14,11 +16,13 @@
 #include "ggml-backend.h"
 #include "ggml.h"
 
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <string>
 
 struct gguf_flash_model; // what the hooks keep for one llama_model
+struct llama_layer;
 struct llama_model;
 struct llama_model_loader;
 struct llm_graph_context;
@@ -45,6 +49,8 @@ struct gguf_flash_ffn_weights {
     ggml_tensor *gate, *gate_b, *gate_s;
     ggml_tensor *down, *down_b, *down_s;
     ggml_tensor * act_scales;
+    ggml_tensor * norm = nullptr;                          // of an RMS norm over the hidden values
+    std::function<ggml_tensor *(ggml_tensor *)> topk = {}; // what the graph does to the gate's output
 };
 
 // The FFN's output computed by the engine; that of a dense FFN if the model asks for another activation
@@ -52,6 +58,13 @@ struct gguf_flash_ffn_weights {
 // std::runtime_error for an FFN that cannot be computed so.
 ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor * cur, const gguf_flash_ffn_weights & w,
                                    int type_op, int type_gate, int il);
+
+// The same for graphs that compute the FFN of a layer themselves: BitNet's, with an RMS norm over the hidden
+// values, and Gemma 3n's, which sets all but the largest values of the gate to zero by topk.
+ggml_tensor * gguf_flash_build_normed_ffn(const llm_graph_context & graph, ggml_tensor * cur, const llama_layer & layer,
+                                          int type_op, int il);
+ggml_tensor * gguf_flash_build_topk_ffn(const llm_graph_context & graph, ggml_tensor * cur, const llama_layer & layer,
+                                        int type_op, std::function<ggml_tensor *(ggml_tensor *)> topk, int il);
 
 // From an llm_graph_input_i::set_input that cannot serve its micro-batch: this thread's next
 // gguf_flash_compute, which is that micro-batch's, fails with the message instead of computing.

@@ -36,7 +36,8 @@ public:
     gguf_flash::FfnOp op;
     Activation activation = Activation::from_graph;
     // Indices into the op's sources, 0 when absent: source 0 is the FFN's input.
-    int scores = 0, gate_bias = 0, up_bias = 0;
+    int scores = 0, gate_bias = 0, up_bias = 0, norm = 0;
+    float norm_eps = 0.0f;
     std::chrono::steady_clock::time_point scoring; // when this call's predictor began; unset without one
 };
 
@@ -66,6 +67,8 @@ void run_flash_ffn(ggml_tensor * dst, int ith, int nth, void * userdata) {
     }
     in.gate_bias = source(dst, call.gate_bias);
     in.up_bias = source(dst, call.up_bias);
+    in.norm = source(dst, call.norm);
+    in.norm_eps = call.norm_eps;
     in.out = static_cast<float *>(dst->data);
     in.out_stride = dst->nb[1] / sizeof(float);
     in.activation = call.activation;
@@ -94,6 +97,10 @@ void check_supported(const llm_graph_context & graph, const gguf_flash::Layout &
     if ((layout.gated && !layout.fused) != (w.gate != nullptr) || layout.fused != is_fused(type_op)) {
         refuse(il, "the file's gated or fused key does not fit the architecture; convert the model again");
     }
+    if (w.topk && layout.select != gguf_flash::Select::gate) {
+        refuse(il, "its graph keeps the largest of the gate's values, so all of them are needed; convert again with "
+                   "--select gate");
+    }
 }
 
 ggml_tensor * as_f32(const llm_graph_context & graph, ggml_tensor * t) {
@@ -110,7 +117,7 @@ ggml_tensor * predicted_scores(const llm_graph_context & graph, const flash_pred
     return scores;
 }
 
-// The sources of the op, in the order call records: at most input, scores and two biases.
+// The sources of the op, in the order call records: at most input, norm, scores and two biases.
 int collect_sources(const llm_graph_context & graph, const flash_model & flash, int index,
                     const gguf_flash_ffn_weights & w, ggml_tensor * cur, flash_call & call, ggml_tensor ** args,
                     int il) {
@@ -121,28 +128,32 @@ int collect_sources(const llm_graph_context & graph, const flash_model & flash, 
         args[n] = as_f32(graph, t);
         return n++;
     };
+    if (w.norm != nullptr) {
+        call.norm = add(w.norm);
+    }
+    ggml_tensor *gate_b = w.gate_b, *up_b = w.up_b;
+    if (layout.fused && up_b != nullptr) { // as the matrix: the gate's half, then up's
+        ggml_tensor * both = as_f32(graph, up_b);
+        const int64_t half = both->ne[0] / 2;
+        gate_b = ggml_view_1d(graph.ctx0, both, half, 0);
+        up_b = ggml_view_1d(graph.ctx0, both, half, size_t(half) * sizeof(float));
+    }
     if (layout.select == gguf_flash::Select::gate) {
-        ggml_tensor * deciding = layout.gated ? w.gate : w.up;
-        ggml_tensor * bias = layout.gated ? w.gate_b : w.up_b;
+        ggml_tensor * deciding = layout.fused ? flash.gates[size_t(index)] : layout.gated ? w.gate : w.up;
+        ggml_tensor * bias = layout.gated ? gate_b : up_b;
         ggml_tensor * scores = graph.build_lora_mm(deciding, cur);
         scores = bias != nullptr ? ggml_add(graph.ctx0, scores, bias) : scores;
         graph.cb(scores, layout.gated ? "ffn_gate" : "ffn_up", il);
-        call.scores = add(scores);
-        call.up_bias = layout.gated && w.up_b != nullptr ? add(w.up_b) : 0;
+        scores = w.topk ? w.topk(scores) : scores;
+        call.scores = add(ggml_is_contiguous(scores) ? scores : ggml_cont(graph.ctx0, scores));
+        call.up_bias = layout.gated && up_b != nullptr ? add(up_b) : 0;
         return n;
     }
     if (layout.select == gguf_flash::Select::predictor) {
         call.scores = add(predicted_scores(graph, flash.predictors[size_t(index)], cur, call, il));
     }
-    if (layout.fused && w.up_b != nullptr) { // as the matrix: the gate's half, then up's
-        ggml_tensor * both = as_f32(graph, w.up_b);
-        const int64_t half = both->ne[0] / 2;
-        call.gate_bias = add(ggml_view_1d(graph.ctx0, both, half, 0));
-        call.up_bias = add(ggml_view_1d(graph.ctx0, both, half, size_t(half) * sizeof(float)));
-        return n;
-    }
-    call.gate_bias = w.gate_b != nullptr ? add(w.gate_b) : 0;
-    call.up_bias = w.up_b != nullptr ? add(w.up_b) : 0;
+    call.gate_bias = gate_b != nullptr ? add(gate_b) : 0;
+    call.up_bias = up_b != nullptr ? add(up_b) : 0;
     return n;
 }
 
@@ -178,14 +189,13 @@ ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor 
                        "; convert again, or set flash_ffn.activation to the one the model was trained with");
     }
     // The name carries the block: il counts graph layers, which need not be blocks.
-    unsigned block = 0;
-    sscanf(w.down->name, "blk.%u.", &block);
-    const int index = flash->engine->index_of(block);
+    const int index = int(layout.find_block(w.down->name) - layout.layers.data());
     auto call = std::make_unique<flash_call>(*flash, index);
     call->activation = wanted;
+    call->norm_eps = graph.hparams.f_norm_rms_eps;
 
     cur = ggml_is_contiguous(cur) ? cur : ggml_cont(graph.ctx0, cur);
-    ggml_tensor * args[4];
+    ggml_tensor * args[5];
     const int n_args = collect_sources(graph, *flash, index, w, cur, *call, args, il);
     ggml_tensor * out = ggml_custom_4d(graph.ctx0, GGML_TYPE_F32, cur->ne[0], cur->ne[1], cur->ne[2], cur->ne[3], args,
                                        n_args, run_flash_ffn, GGML_N_TASKS_MAX, call.get());
@@ -195,6 +205,22 @@ ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor 
         out = ggml_add(graph.ctx0, out, w.down_b);
     }
     return w.down_s != nullptr ? ggml_mul(graph.ctx0, out, w.down_s) : out;
+}
+
+ggml_tensor * gguf_flash_build_normed_ffn(const llm_graph_context & graph, ggml_tensor * cur, const llama_layer & l,
+                                          int type_op, int il) {
+    gguf_flash_ffn_weights w = { l.ffn_up,     nullptr,    l.ffn_up_s, l.ffn_gate,   nullptr,
+                                 l.ffn_gate_s, l.ffn_down, nullptr,    l.ffn_down_s, nullptr };
+    w.norm = l.ffn_sub_norm;
+    return gguf_flash_build_ffn(graph, cur, w, type_op, LLM_FFN_PAR, il);
+}
+
+ggml_tensor * gguf_flash_build_topk_ffn(const llm_graph_context & graph, ggml_tensor * cur, const llama_layer & l,
+                                        int type_op, std::function<ggml_tensor *(ggml_tensor *)> topk, int il) {
+    gguf_flash_ffn_weights w = { l.ffn_up, nullptr,    nullptr, l.ffn_gate, nullptr,
+                                 nullptr,  l.ffn_down, nullptr, nullptr,    nullptr };
+    w.topk = std::move(topk);
+    return gguf_flash_build_ffn(graph, cur, w, type_op, LLM_FFN_PAR, il);
 }
 
 void gguf_flash_refuse_batch(const std::string & message) {

@@ -68,6 +68,32 @@ std::vector<std::string> open_paths(const llama_model_loader & ml, std::string &
     return paths;
 }
 
+// Their graphs multiply FFN matrices themselves. tests/patch/test_own_ffns.py compares the list with the
+// pinned source; converters/architectures.py has the same.
+constexpr llm_arch own_ffns[] = { LLM_ARCH_APERTUS, LLM_ARCH_GRANITE_SWITCH, LLM_ARCH_KIMI_K3, LLM_ARCH_RWKV6,
+                                  LLM_ARCH_RWKV7 };
+
+// Refuses, before anything is read, what the first decode could only fail.
+void refuse_own_ffn(llm_arch arch, const gguf_flash::Layout & layout) {
+    const std::string name = llm_arch_name(arch);
+    if (std::find(std::begin(own_ffns), std::end(own_ffns), arch) != std::end(own_ffns)) {
+        flash_refuse({ gguf_flash::Code::unsupported, "cannot run architecture '" + name +
+                                                          "' from flash: its graph in llama.cpp multiplies the FFN "
+                                                          "matrices itself; run the dense model" });
+    }
+    if (arch == LLM_ARCH_GEMMA3N && layout.select != gguf_flash::Select::gate) {
+        flash_refuse({ gguf_flash::Code::unsupported, "cannot run architecture '" + name +
+                                                          "' from flash with select '" + to_string(layout.select) +
+                                                          "': its graph compares all gate values of a token; convert "
+                                                          "again with --select gate" });
+    }
+}
+
+// Whether the gate's half of each fused ffn_up is a resident tensor of its own.
+bool has_split_gates(const gguf_flash::Layout & layout) {
+    return layout.fused && layout.select == gguf_flash::Select::gate;
+}
+
 // Bundles and what else is the engine's or the hooks' leave the loader's list; a bundle counts as the
 // weights it holds.
 void take_tensors(llama_model_loader & ml, const gguf_flash::Layout & layout) {
@@ -84,6 +110,9 @@ void take_tensors(llama_model_loader & ml, const gguf_flash::Layout & layout) {
                 ml.n_elements -= uint64_t(ggml_nelements(found->second.tensor));
                 ml.weights_map.erase(found);
             }
+        }
+        if (has_split_gates(layout)) { // which no architecture with a fused ffn_up asks for
+            ml.n_tensors -= int(ml.weights_map.erase(layer.block + ".ffn_gate.weight"));
         }
         ml.weights_map.erase(gguf_flash::bundle_name(layer.layer));
         ml.n_tensors -= 1;
@@ -130,6 +159,7 @@ gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model 
     const std::vector<std::string> paths = open_paths(ml, label);
     auto engine = gguf_flash::Model::open(paths, label, settings, !ml.no_alloc);
     or_refuse(engine.status());
+    refuse_own_ffn(model.arch, engine.value()->layout());
     take_tensors(ml, engine.value()->layout());
     ml.use_mmap = false;
     const bool chosen = settings.activation != gguf_flash::Activation::from_graph || activation_was_chosen(ml);
@@ -139,7 +169,7 @@ gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model 
         label.c_str(), stats.reader.c_str(), double(stats.resident_bytes) / (1 << 20),
         double(stats.cache_bytes) / (1 << 20), double(engine.value()->layout().bundle_bytes()) / (1 << 20));
     auto flash = std::make_unique<flash_model>(model, engine.value(), chosen);
-    flash->load_predictors(ml.no_alloc);
+    flash->load_own_tensors(ml.no_alloc);
     return gguf_flash_model_ptr(flash.release());
 }
 
@@ -206,17 +236,10 @@ flash_model::~flash_model() {
 // The shape of the dense matrix that a bundle's part stands for; false for any other name.
 bool flash_model::expected(const std::string & name, expected_shape & shape) const {
     const gguf_flash::Layout & layout = engine->layout();
-    unsigned il = 0;
-    char part_name[8];
-    int used = 0;
-    if (sscanf(name.c_str(), "blk.%u.ffn_%4[a-z].weight%n", &il, part_name, &used) != 2 ||
-        size_t(used) != name.size()) {
-        return false;
-    }
-    const gguf_flash::LayerLayout * layer = layout.find(il);
+    const gguf_flash::LayerLayout * layer = layout.find_block(name);
     for (const gguf_flash::PartLayout & part :
          layer == nullptr ? std::vector<gguf_flash::PartLayout>() : layer->parts) {
-        if (std::string(part_name) != gguf_flash::to_string(part.part) ||
+        if (name != layer->block + ".ffn_" + gguf_flash::to_string(part.part) + ".weight" ||
             (layout.fused && part.part == gguf_flash::Part::gate)) {
             continue; // a fused file's gate rows are part of the graph's ffn_up
         }
@@ -254,35 +277,45 @@ ggml_tensor * flash_model::virtual_tensor(const std::string & name, const std::i
     return tensor;
 }
 
-void flash_model::load_predictors(bool no_alloc) {
+void flash_model::load_own_tensors(bool no_alloc) {
     const gguf_flash::Layout & layout = engine->layout();
-    if (layout.select != gguf_flash::Select::predictor) {
+    const bool predicts = layout.select == gguf_flash::Select::predictor;
+    if (!predicts && !has_split_gates(layout)) {
         return;
     }
-    predictor_ctx.reset(ggml_init({ ggml_tensor_overhead() * 3 * layout.layers.size(), nullptr, true }));
+    own_ctx.reset(ggml_init({ ggml_tensor_overhead() * 3 * layout.layers.size(), nullptr, true }));
     auto tensor = [&](const std::string & name) {
-        const gguf_flash::TensorPlace & place = *layout.tensor(name); // R22 proved it is there
-        ggml_tensor * t = ggml_new_tensor_2d(predictor_ctx.get(), ggml_type(place.type), int64_t(place.ne[0]),
+        const gguf_flash::TensorPlace & place = *layout.tensor(name); // R17 and R22 proved it is there
+        ggml_tensor * t = ggml_new_tensor_2d(own_ctx.get(), ggml_type(place.type), int64_t(place.ne[0]),
                                              place.ne.size() > 1 ? int64_t(place.ne[1]) : 1);
         ggml_set_name(t, name.c_str());
         return t;
     };
     for (const gguf_flash::LayerLayout & layer : layout.layers) {
-        const gguf_flash::PredictorNames names(layer.layer);
-        predictors.push_back({ tensor(names.a), tensor(names.b), tensor(names.bias) });
+        if (predicts) {
+            const gguf_flash::PredictorNames names(layer.layer);
+            predictors.push_back({ tensor(names.a), tensor(names.b), tensor(names.bias) });
+        } else {
+            gates.push_back(tensor(layer.block + ".ffn_gate.weight"));
+        }
     }
+    read_own_tensors(no_alloc);
+}
+
+void flash_model::read_own_tensors(bool no_alloc) {
+    const gguf_flash::Layout & layout = engine->layout();
     ggml_backend_buffer_type_t type = ggml_backend_cpu_buffer_type();
-    predictor_buffer.reset(no_alloc ? ggml_backend_buft_alloc_buffer(type, 0)
-                                    : ggml_backend_alloc_ctx_tensors_from_buft(predictor_ctx.get(), type));
-    if (predictor_buffer == nullptr) {
-        flash_refuse({ gguf_flash::Code::ram_too_small, "cannot reserve memory for the predictors" });
+    own_buffer.reset(no_alloc ? ggml_backend_buft_alloc_buffer(type, 0)
+                              : ggml_backend_alloc_ctx_tensors_from_buft(own_ctx.get(), type));
+    if (own_buffer == nullptr) {
+        flash_refuse({ gguf_flash::Code::ram_too_small, "cannot reserve memory for predictors or gates" });
     }
-    ggml_backend_buffer_set_usage(predictor_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    ggml_backend_buffer_set_usage(own_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     std::vector<uint8_t> data;
-    for (ggml_tensor * t = ggml_get_first_tensor(predictor_ctx.get()); t != nullptr;
-         t = ggml_get_next_tensor(predictor_ctx.get(), t)) {
+    for (ggml_tensor * t = ggml_get_first_tensor(own_ctx.get()); t != nullptr;
+         t = ggml_get_next_tensor(own_ctx.get(), t)) {
         if (no_alloc) {
-            t->buffer = predictor_buffer.get();
+            t->buffer = own_buffer.get();
             continue;
         }
         or_refuse(gguf_flash::read_tensor(layout, *layout.tensor(t->name), data));

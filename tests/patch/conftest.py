@@ -25,5 +25,5 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def source(pristine: Path, tmp_path: Path) -> Path:
     """A private copy of the files that patches may touch."""
     copy = tmp_path / "llama.cpp"
-    shutil.copytree(pristine / "src", copy / "src", ignore=shutil.ignore_patterns("models"))
+    shutil.copytree(pristine / "src", copy / "src")
     return copy

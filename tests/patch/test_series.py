@@ -69,6 +69,7 @@ def test_patches_add_only_calls_into_hooks_and_architectures() -> None:
     allowed = re.compile(
         r"gguf_flash_|GGUF_FLASH_|^\s*$|^\s*return( t| out)?;$|^\s*\}$"
         r"|^\s*\{ up, up_b,|pimpl->n_elements = ml\.n_elements;"
+        r"|^\s*cur = out;$|^\s*\} else( \{)?$|^\s*\[&\]\(ggml_tensor \* gate\)"
         r"|^    LLM_ARCH_\w+,$|^    \{ LLM_ARCH_\w+, +\"\w+\" +\},$"
         r"|^ +case LLM_ARCH_\w+:$|^ +return new llama_model_\w+\(params\);$"
     )
