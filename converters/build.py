@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gguf_flash.converters.activations import activation_of
+from gguf_flash.converters.architectures import needs_gate
 from gguf_flash.converters.bundle import (
     BundlePlan,
     Orders,
@@ -24,7 +25,7 @@ from gguf_flash.converters.dense import DenseModel, FfnLayer, find_layers
 from gguf_flash.converters.predictor import PredictorTensors
 from gguf_flash.converters.thresholds import FindThresholds, ThresholdTensors
 from gguf_flash.converters.upstream import open_source
-from gguf_flash.errors import ArgumentError, IoError
+from gguf_flash.errors import ArgumentError, IoError, UnsupportedError
 from gguf_flash.format.container import Tensor, Value, encode_value
 from gguf_flash.format.ggml_types import GgmlType, type_by_name
 from gguf_flash.format.layout import FORMAT_VERSION, SELECTS, FlashLayout
@@ -146,16 +147,13 @@ def convert_dense(
         layers = find_layers(dense)
         kv = dict(dense.kv)
         if activation:
-            name = activation_of(dense.arch, None, activation)
+            name = activation_of(dense.arch, None, activation, layers[0].gated)
             kv[f"{dense.arch}.hidden_activation"] = encode_value("str", name)
         numbers = [x.layer for x in layers]
         cuts, told, of_neurons = _found(numbers, dense, threshold, activation, sparsify)
         kv.update(told)
         if cuts:
-            of_blocks = dict(zip(numbers, cuts, strict=True))
-            blocks = range(max(numbers[-1] + 1, dense.blocks_in_all))
-            every = [of_blocks.get(n, 0.0) for n in blocks]
-            kv["flash_ffn.threshold"] = encode_value("arr:f32", every)
+            kv["flash_ffn.threshold"] = encode_value("arr:f32", _of_blocks(dense, layers, cuts))
         tensors = _without_replaced(list(dense.tensors.values()), threshold)
         planned = [PlannedTensor(t.name, t.shape, t.type) for t in tensors]
         done = 0
@@ -168,6 +166,19 @@ def convert_dense(
             for values in of_neurons.data():
                 w.write(values)
     return out
+
+
+def _of_blocks(dense: DenseModel, layers: list[FfnLayer], cuts: list[float]) -> list[float]:
+    """The thresholds as llama.cpp looks them up: one for each block, or one for all."""
+    if any(x.block != f"blk.{x.layer}" for x in layers):
+        if len(set(cuts)) > 1:
+            raise ArgumentError(
+                f"a dense '{dense.arch}' has two stacks of blocks and can hold one threshold for "
+                "all; give --threshold with one number"
+            )
+        return cuts[:1]
+    of_layers = dict(zip((x.layer for x in layers), cuts, strict=True))
+    return [of_layers.get(n, 0.0) for n in range(max(layers[-1].layer + 1, dense.blocks_in_all))]
 
 
 def _followed(out: Path) -> Path:
@@ -217,6 +228,11 @@ def _task(
     dense: DenseModel, select: str, kind: GgmlType | None, align: int, orders: Orders
 ) -> _Task:
     layers = find_layers(dense)
+    if needs_gate(dense.arch) and select != "gate":
+        raise UnsupportedError(
+            f"cannot convert '{dense.path}' with select '{select}': the graph of architecture "
+            f"'{dense.arch}' compares all gate values of a token; give --select gate"
+        )
     for x in layers:
         order = orders.get(x.layer)
         if order is not None and not np.array_equal(np.sort(order), np.arange(x.n_ff)):
@@ -225,6 +241,8 @@ def _task(
     keep = {t.name for x in layers for t in neuron_tensors(dense, x, select)}
     gone = {t.name for x in layers for t in x.tensors} - keep
     resident = [t for t in dense.tensors.values() if t.name not in gone]
+    if select == "gate":
+        resident += [x.split_gate for x in layers if x.split_gate]
     return _Task(dense, plans, resident, orders, select, None, ThresholdTensors({}))
 
 
@@ -248,7 +266,8 @@ def _keys(
     """All keys of the new file but the padding: the source's, then ours."""
     dense, plans = task.dense, task.plans
     first = plans[0].ffn
-    act = activation_of(dense.arch, dense.text(f"{dense.arch}.hidden_activation"), activation)
+    hidden = dense.text(f"{dense.arch}.hidden_activation")
+    act = activation_of(dense.arch, hidden, activation, first.gated)
     types = [p.type.id for plan in plans for p in plan.parts]
     ours = {
         "version": encode_value("u32", FORMAT_VERSION),
@@ -264,6 +283,8 @@ def _keys(
         "source.name": encode_value("str", name),
         "source.outtype": encode_value("str", outtype or ""),
     }
+    if any(p.ffn.block != f"blk.{p.ffn.layer}" for p in plans):
+        ours["blocks"] = encode_value("arr:str", [p.ffn.block for p in plans])
     if task.predictor:
         ours.update(task.predictor.keys())
     if act:

@@ -81,8 +81,8 @@ def plan_layer(
     names = legal_parts(select, ffn.gated, ffn.fused)
     if names is None:
         raise UnsupportedError(
-            f"select 'gate' is not possible for block {ffn.layer}: its gate and up rows are one "
-            "fused tensor; use select 'all'"
+            f"select '{select}' is not possible for '{ffn.block}' (gated {ffn.gated}, fused "
+            f"{ffn.fused})"
         )
     n_embd = ffn.down.shape[1]
     down = _down_type(ffn, down_type, reordered)
@@ -219,11 +219,12 @@ def _all_down(columns: DownColumns, n_ff: int, step: int, nbytes: int) -> NDArra
 
 def neuron_tensors(dense: DenseModel, ffn: FfnLayer, select: str) -> list[Tensor]:
     """The resident tensors of a layer whose rows follow the order of its neurons."""
-    names = [f"blk.{ffn.layer}.ffn_{p}.bias" for p in ("gate", "up")]
+    names = [f"{ffn.block}.ffn_{p}.bias" for p in ("gate", "up")]
     names.append(threshold_name(ffn.layer))
+    found = [dense.tensors[n] for n in names if n in dense.tensors]
     if select == "gate":
-        names.append(f"blk.{ffn.layer}.ffn_{'gate' if ffn.gated else 'up'}.weight")
-    return [dense.tensors[n] for n in names if n in dense.tensors]
+        found.append(ffn.split_gate or ffn.gate or ffn.up)
+    return found
 
 
 def permuted(dense: DenseModel, t: Tensor, ffn: FfnLayer, order: Order) -> NDArray[np.uint8]:

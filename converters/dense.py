@@ -10,21 +10,22 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gguf_flash.converters.activations import bypasses_build_ffn
+from gguf_flash.converters.architectures import refusal
 from gguf_flash.errors import CorruptFileError, IoError, UnsupportedError
 from gguf_flash.format.container import Tensor, Value
 from gguf_flash.format.reader import read_set, set_tensors
 
 __all__ = ["DenseModel", "FfnLayer", "find_layers"]
 
-_FFN = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)\.weight")
+# T5 has two stacks of blocks, enc.blk and dec.blk.
+_FFN = re.compile(r"((enc\.|dec\.|)blk\.(\d+))\.ffn_(gate|up|down)\.weight")
 _BLOCK = 8 << 20
 
 
@@ -32,10 +33,12 @@ _BLOCK = 8 << 20
 class FfnLayer:
     """The FFN matrices of one block: gate and up have ``n_ff`` rows, down ``n_embd`` rows.
 
+    ``layer`` numbers the bundles, ``block`` begins the tensors' names; they say the same but in T5.
     When ``fused``, ``up`` holds the gate rows first and then the up rows, and ``gate`` is None.
     """
 
     layer: int
+    block: str
     n_ff: int
     gate: Tensor | None
     up: Tensor
@@ -46,6 +49,14 @@ class FfnLayer:
     def gated(self) -> bool:
         """True when there are gate rows, in a tensor of their own or not."""
         return self.fused or self.gate is not None
+
+    @property
+    def split_gate(self) -> Tensor | None:
+        """Of a fused FFN, the gate's rows as a tensor of their own: they come first in the file."""
+        if not self.fused:
+            return None
+        shape = (self.up.shape[0], self.n_ff)
+        return replace(self.up, name=f"{self.block}.ffn_gate.weight", shape=shape)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -183,15 +194,18 @@ def find_layers(dense: DenseModel) -> list[FfnLayer]:
     Raises UnsupportedError, in one sentence, when the model cannot be served from flash.
     """
     _refuse_by_kind(dense)
-    found: dict[int, dict[str, Tensor]] = {}
+    found: dict[tuple[str, int, str], dict[str, Tensor]] = {}
     for t in dense.tensors.values():
         match = _FFN.fullmatch(t.name)
         if match:
-            found.setdefault(int(match[1]), {})[match[2]] = t
+            found.setdefault((match[2], int(match[3]), match[1]), {})[match[4]] = t
+    blocks = sorted(
+        ((k, v) for k, v in found.items() if "up" in v and "down" in v), key=lambda x: x[0]
+    )
+    stacked = any(stack for (stack, _, _), _ in blocks)
     layers = [
-        _layer(dense, n, parts)
-        for n, parts in sorted(found.items())
-        if "up" in parts and "down" in parts
+        _layer(dense, i if stacked else n, name, parts)
+        for i, ((_, n, name), parts) in enumerate(blocks)
     ]
     if not layers:
         raise UnsupportedError(
@@ -207,28 +221,24 @@ def find_layers(dense: DenseModel) -> list[FfnLayer]:
         )
         if not same:
             raise UnsupportedError(
-                f"cannot convert '{dense.path}': the FFN of block {x.layer} is of another form "
-                f"than that of block {first.layer}, and one flash-GGUF holds one form"
+                f"cannot convert '{dense.path}': the FFN of '{x.block}' is of another form "
+                f"than that of '{first.block}', and one flash-GGUF holds one form"
             )
     return layers
 
 
 def _refuse_by_kind(dense: DenseModel) -> None:
     where = f"cannot convert '{dense.path}'"
-    if dense.text("general.type") in ("mmproj", "adapter") or dense.arch == "clip":
-        raise UnsupportedError(f"{where}: it is a projector or adapter, not a language model")
-    if not dense.arch:
-        raise UnsupportedError(f"{where}: it has no 'general.architecture'; it is no model")
-    if bypasses_build_ffn(dense.arch):
-        raise UnsupportedError(
-            f"{where}: llama.cpp computes the FFN of architecture '{dense.arch}' in a way of its "
-            "own that cannot be served from flash"
-        )
+    kind = dense.text("general.type")
+    if kind in ("adapter", "imatrix"):
+        raise UnsupportedError(f"{where}: it is an {kind} file, no model; give a model's GGUF")
+    if why := refusal("clip" if kind == "mmproj" else dense.arch):
+        raise UnsupportedError(f"{where}: {why}")
     for name in dense.tensors:
         if re.search(r"\.ffn_(gate|up|down|gate_up)_(ch)?exps\.", name):
             raise UnsupportedError(
-                f"{where}: it is a mixture of experts ('{name}'), which is not supported; give a "
-                "model with dense FFN layers"
+                f"{where}: it is a mixture of experts ('{name}'), whose experts gguf_flash does "
+                "not read from flash yet; give a model with dense FFN layers"
             )
         if re.fullmatch(r"blk\.\d+\.ffn_((gate|up|down)\.(input_)?scale|act\.scales)", name):
             raise UnsupportedError(
@@ -236,15 +246,15 @@ def _refuse_by_kind(dense: DenseModel) -> None:
             )
 
 
-def _layer(dense: DenseModel, n: int, parts: dict[str, Tensor]) -> FfnLayer:
+def _layer(dense: DenseModel, n: int, block: str, parts: dict[str, Tensor]) -> FfnLayer:
     gate, up, down = parts.get("gate"), parts["up"], parts["down"]
     if any(len(t.shape) != 2 for t in parts.values()):
-        raise _shape_error(dense, n, parts)
+        raise _shape_error(dense, block, parts)
     n_ff, n_embd = down.shape
     fused = gate is None and up.shape == (n_embd, 2 * n_ff)
     if not fused and any(t.shape != (n_embd, n_ff) for t in (gate, up) if t is not None):
-        raise _shape_error(dense, n, parts)
-    layer = FfnLayer(n, n_ff, gate, up, down, fused)
+        raise _shape_error(dense, block, parts)
+    layer = FfnLayer(n, block, n_ff, gate, up, down, fused)
     for t in layer.tensors:
         if not t.type.weight:
             raise UnsupportedError(
@@ -254,9 +264,9 @@ def _layer(dense: DenseModel, n: int, parts: dict[str, Tensor]) -> FfnLayer:
     return layer
 
 
-def _shape_error(dense: DenseModel, n: int, parts: dict[str, Tensor]) -> UnsupportedError:
+def _shape_error(dense: DenseModel, block: str, parts: dict[str, Tensor]) -> UnsupportedError:
     shapes = ", ".join(f"{k} {list(t.shape)}" for k, t in sorted(parts.items()))
     return UnsupportedError(
-        f"cannot convert '{dense.path}': the FFN matrices of block {n} do not fit together "
+        f"cannot convert '{dense.path}': the FFN matrices of '{block}' do not fit together "
         f"({shapes}); gate and up must be {{n_embd, n_ff}} and down {{n_ff, n_embd}}"
     )

@@ -12,7 +12,11 @@ import sys
 from pathlib import Path
 
 # What config.json calls an architecture, and the module of this folder that registers its class.
-OWN_CLASSES = {"OPTForCausalLM": "opt", "PersimmonForCausalLM": "persimmon"}
+OWN_CLASSES = {
+    "BambooForCausalLM": "bamboo",
+    "OPTForCausalLM": "opt",
+    "PersimmonForCausalLM": "persimmon",
+}
 # The same, in place of upstream's class, on which they are built.
 CORRECTED_CLASSES = {"FalconForCausalLM": "falcon_hf"}
 

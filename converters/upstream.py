@@ -7,6 +7,7 @@ through its ``llama-quantize``; neither is written again here.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -33,8 +34,10 @@ IQ4_NL IQ4_XS TQ1_0 TQ2_0
 """.split()
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 _SCRIPT = "convert_hf_to_gguf.py"
-# Gemma's, which overrules its next; Llama's and most others'; GPT-2's; Falcon's.
-_ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function", "activation")
+# Gemma's, which overrules its next; Llama's and most others'; GPT-2's; Falcon's; T5's.
+_ACTIVATION_KEYS = (
+    "hidden_activation", "hidden_act", "activation_function", "activation", "dense_act_fn",
+)  # fmt: skip
 _WEIGHTS = (".safetensors", ".bin")
 
 
@@ -44,25 +47,38 @@ def open_source(src: Path | str, outtype: str | None, beside: Path) -> Iterator[
 
     What has to be made from ``src`` first is a temporary file next to ``beside``, removed
     afterwards.  An activation in the folder's ``config.json`` other than the one that llama.cpp
-    runs for the architecture is added as ``<arch>.hidden_activation``, for upstream drops it.
+    runs for the architecture is added as ``<arch>.hidden_activation``, for upstream drops it, and
+    ``fatrelu`` (ProSparse, MiniCPM-S) as ``relu`` with its threshold.
     Raises ToolError when a tool fails or is missing, ArgumentError or IoError for a ``src`` that
     is neither a GGUF file nor a Hugging Face folder, and what DenseModel raises.
     """
     src = Path(src)
     with _dense_file(src, outtype, beside) as path, DenseModel(path, shown=src) as dense:
-        hidden = _hidden_act(src) if src.is_dir() else ""
+        hidden, cut = _hidden_act(src) if src.is_dir() else ("", 0.0)
+        if cut > 0 and not dense.thresholds:
+            dense.thresholds = [cut]
         key = f"{dense.arch}.hidden_activation"
-        if key not in dense.kv and differs_from_table(dense.arch, hidden):
+        gated = any(".ffn_gate." in name for name in dense.tensors)
+        if key not in dense.kv and differs_from_table(dense.arch, hidden, gated):
             dense.kv[key] = encode_value("str", hidden)
         yield dense
 
 
-def _hidden_act(folder: Path) -> str:
-    """The activation of the text model in ``config.json``, or ""."""
+def _hidden_act(folder: Path) -> tuple[str, float]:
+    """The activation of the text model in ``config.json``, or "", and FATReLU's threshold."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     text = config.get("text_config")
     found = text if isinstance(text, dict) else config
-    return next((v for k in _ACTIVATION_KEYS if isinstance(v := found.get(k), str)), "")
+    name = next((v for k in _ACTIVATION_KEYS if isinstance(v := found.get(k), str)), "")
+    if name != "fatrelu":
+        return name, 0.0
+    cut = found.get("hidden_act_param") or 0.0
+    if not isinstance(cut, int | float) or not 0 <= cut < math.inf:
+        raise ArgumentError(
+            f"cannot convert '{folder}': its config.json has hidden_act_param {cut!r}, expected "
+            "fatrelu's threshold, zero or more; give --activation relu and --threshold"
+        )
+    return "relu", float(cut)
 
 
 @contextmanager

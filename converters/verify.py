@@ -178,10 +178,10 @@ class _Comparison:
     def _same_structure(self) -> bool:
         self.layers = find_layers(self.dense)
         first, layout = self.layers[0], self.layout
-        ours = [(b.layer, b.n_ff) for b in layout.layers]
-        theirs = [(x.layer, x.n_ff) for x in self.layers]
+        ours = [(b.layer, b.block, b.n_ff) for b in layout.layers]
+        theirs = [(x.layer, x.block, x.n_ff) for x in self.layers]
         if ours != theirs:
-            self.differ(f"bundled (layer, n_ff) are {ours}, the source has {theirs}")
+            self.differ(f"bundled (layer, block, n_ff) are {ours}, the source has {theirs}")
         form = (layout.gated, layout.fused, layout.n_embd)
         source = (first.gated, first.fused, first.down.shape[1])
         if form != source:
@@ -318,6 +318,8 @@ class _Comparison:
         for x in self.layers:
             gone -= {t.name for t in neuron_tensors(self.dense, x, self.layout.select)}
         expected = {n: t for n, t in self.dense.tensors.items() if n not in gone}
+        if self.layout.select == "gate":
+            expected |= {t.name: t for x in self.layers if (t := x.split_gate)}
         ours_alone = {n for p in self.layout.predictors for n in predictor_names(p.layer)}
         ours_alone |= {down_scale_name(b.layer) for b in self.layout.layers if b.has_codes}
         ours_alone |= self._thresholds()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gguf_flash._core import Recorder
+    from gguf_flash.converters.dense import DenseModel
 
 __all__ = ["Probed", "probe"]
 
@@ -65,18 +66,20 @@ def probe(
     Sorted by perplexity, the likeliest first. Raises the FlashErrors of `collect`, UnsupportedError
     also for an architecture on which the activation setting has no effect.
     """
-    from gguf_flash.converters.activations import bypasses_build_ffn
+    from gguf_flash.converters.architectures import computes_own_ffn
     from gguf_flash.converters.dense import DenseModel
 
     report = progress or (lambda done, total, what: None)
     with DenseModel(Path(model)) as dense:
-        if bypasses_build_ffn(dense.arch):
+        if computes_own_ffn(dense.arch):
             raise UnsupportedError(
                 f"cannot probe '{model}': the graph of architecture '{dense.arch}' computes its FFN"
                 " by itself, so choosing an activation has no effect; give a model of another"
                 " architecture"
             )
         ffns = find_ffns(dense)
+        if not _gated(dense, ffns):  # drelu is of gate and up
+            activations = [name for name in activations if name != "drelu"]
     found = []
     for i, name in enumerate(activations):
         report(i, len(activations), name)
@@ -84,6 +87,14 @@ def probe(
             found.append(_run(session, name, ffns, text, ctx, chunks, threads))
     report(len(activations), len(activations), "done")
     return sorted(found, key=lambda p: (not math.isfinite(p.perplexity), p.perplexity))
+
+
+def _gated(dense: DenseModel, ffns: Sequence[Ffn]) -> bool:
+    """True when the FFNs have gates, in tensors of their own or as a half of ffn_up."""
+    block, ffn = f"blk.{ffns[0].layer}.ffn", ffns[0]
+    up = dense.tensors.get(f"{block}_up.weight")
+    fused = up is not None and up.shape[1] == 2 * ffn.n_ff
+    return fused or f"{block}_gate.weight" in dense.tensors
 
 
 def _run(
