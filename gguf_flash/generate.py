@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from gguf_flash.errors import ArgumentError
+from gguf_flash.errors import ArgumentError, UnsupportedError
 from gguf_flash.measure import difference, peak_rss, per_token
 from gguf_flash.session import Session
 from gguf_flash.settings import Settings
@@ -55,7 +55,7 @@ class Generation:
         self._text = ""
         self._generated: list[int] = []
         self._prompt_s = self._decode_s = 0.0
-        self._steps = 0
+        self._steps = self._begun = 0
         self._marks: list[dict[str, Any]] = []
         self._sampler: Any = None
         self.session = Session(path, self.settings)
@@ -79,15 +79,22 @@ class Generation:
                 f"--ctx {ctx} is too small: the prompt has {len(self.prompt)} tokens and"
                 f" {self._limit} are to come; give at least {needed}"
             )
-        self.n_batch = min(_LARGEST_BATCH, len(self.prompt))
+        encodes = self.session.has_encoder  # in one batch
+        self.n_batch = len(self.prompt) if encodes else min(_LARGEST_BATCH, len(self.prompt))
         self.session.open_context(
             n_ctx=ctx or needed,
             n_batch=self.n_batch,
             n_ubatch=self.n_batch,
-            n_outputs=1,
+            n_outputs=self.n_batch if encodes else 1,
             threads=threads,
             flash_attention=False,  # so that the text does not depend on the number of threads
+            encodes=encodes,
         )
+        if not self.session.has_memory:
+            raise UnsupportedError(
+                f"'{self.session.path}' is an embedding model, which writes no text; give a"
+                " language model"
+            )
 
     def __enter__(self) -> Generation:
         return self
@@ -123,10 +130,15 @@ class Generation:
     def _read_prompt(self) -> None:
         self._mark()
         begin = time.perf_counter()
-        for start in range(0, len(self.prompt), self.n_batch):
-            part = self.prompt[start : start + self.n_batch]
-            last = start + len(part) == len(self.prompt)
+        first = self.prompt
+        if self.session.has_encoder:
+            self.session.encode(self.prompt)
+            first = [self.session.decoder_start]
+        for start in range(0, len(first), self.n_batch):
+            part = first[start : start + self.n_batch]
+            last = start + len(part) == len(first)
             self.session.decode(part, start, 1 if last else 0)
+        self._begun = len(first)
         self._prompt_s = time.perf_counter() - begin
         self._mark()
 
@@ -135,7 +147,7 @@ class Generation:
         try:
             for i in range(self._limit):
                 if i > 0:
-                    self._step(self._generated[-1], len(self.prompt) + i - 1)
+                    self._step(self._generated[-1], self._begun + i - 1)
                 token = self.session.sample(self._sampler)
                 if self.session.is_end(token):
                     break

@@ -97,6 +97,12 @@ class FlashLlama(llama_cpp.Llama):
             if "Failed to" not in str(error):
                 raise
             raise log.load_error(path) from error
+        if _api.llama_model_has_encoder(self.model):
+            self.close()
+            raise UnsupportedError(
+                f"cannot use '{path}': it has an encoder (T5), which must read the text before the"
+                " decoder writes, and llama-cpp-python calls the decoder alone; use gguf-flash run"
+            )
         if llama_kwargs.get("lora_path") and not self._lora_adapter:
             raise UnsupportedError(
                 f"cannot use the adapter '{llama_kwargs['lora_path']}' with '{path}':"

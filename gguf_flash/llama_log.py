@@ -92,4 +92,6 @@ class LlamaLog:
         reason = self.reason()
         if not reason:
             return FlashError(f"llama.cpp could not load '{path}' and gave no reason")
+        if "CLIP cannot be used as main model" in reason:  # it goes on with an option of its own
+            reason = "it is a vision projector, no language model; give the language model's GGUF"
         return FlashError(f"cannot load '{path}': {reason}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from gguf_flash.errors import ArgumentError, FlashError
+from gguf_flash.errors import ArgumentError, FlashError, UnsupportedError
 from gguf_flash.llama_api import low_level
 from gguf_flash.llama_log import LlamaLog
 from gguf_flash.settings import Settings, check_overrides
@@ -106,14 +106,21 @@ class Session:
         threads: int | None = None,
         flash_attention: bool = True,
         watcher: Recorder | Meter | None = None,
+        encodes: bool = False,
     ) -> None:
         """Make the context: `n_ctx` tokens in all, `n_batch` a decode, `n_outputs` rows of logits.
 
         `n_outputs` decides most of the compute buffer. With `flash_attention` off, logits do not
         depend on the number of threads; with it on, llama.cpp shares long attention out by thread.
-        `watcher` sees every graph that the context computes.
+        `watcher` sees every graph that the context computes. `encodes` promises that `encode` is
+        called before any decode, without which a model with an encoder (T5) is refused.
         """
         api = self.api
+        if self.has_encoder and not encodes:
+            raise UnsupportedError(
+                f"'{self.path}' reads a text with an encoder and writes another one (T5), so the"
+                " text cannot be followed token by token; give a model without encoder, or use run"
+            )
         params = api.llama_context_default_params()
         params.n_ctx = n_ctx
         params.n_batch = n_batch
@@ -181,6 +188,17 @@ class Session:
         return buffer.raw[:count].decode()
 
     @property
+    def has_encoder(self) -> bool:
+        """Whether the model has an encoder beside its decoder, which must read a text first."""
+        return bool(self.api.llama_model_has_encoder(self._model))
+
+    @property
+    def decoder_start(self) -> int:
+        """The token that a decoder with an encoder begins with."""
+        token = int(self.api.llama_model_decoder_start_token(self._model))
+        return token if token >= 0 else int(self.api.llama_vocab_bos(self._vocab))
+
+    @property
     def has_memory(self) -> bool:
         """Whether the context keeps tokens from one decode to the next; encoders do not."""
         return bool(self.api.llama_get_memory(self._context))
@@ -195,6 +213,13 @@ class Session:
         Raises the engine's FlashError if a read failed; the context is then as it was before, and
         the same call may be made again.
         """
+        self._run(self.api.llama_decode, tokens, position, wanted)
+
+    def encode(self, tokens: Sequence[int]) -> None:
+        """Let the encoder read `tokens`, all at once (at most n_ubatch). Raises as `decode`."""
+        self._run(self.api.llama_encode, tokens, 0, len(tokens))
+
+    def _run(self, call: Any, tokens: Sequence[int], position: int, wanted: int) -> None:
         batch = self._batch
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
@@ -203,7 +228,7 @@ class Session:
             batch.n_seq_id[i] = 1
             batch.seq_id[i][0] = 0
             batch.logits[i] = i >= len(tokens) - wanted
-        status = self.api.llama_decode(self._context, batch)
+        status = call(self._context, batch)
         if status != 0:
             assert self._model is not None
             raise decode_error(self._model, status)
