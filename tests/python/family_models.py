@@ -128,8 +128,15 @@ def _gemma3n_keys(m: _Maker) -> None:
 BLOCKS: dict[str, Block] = {
     "bitnet": _bitnet, "gemma3n": _gemma3n, "glm4": _glm4, "plm": _plm, "t5": _t5,
 }  # fmt: skip
+
+
+def _apertus_keys(m: _Maker) -> None:
+    for name in ("alpha_n", "alpha_p", "beta", "eps"):
+        m.writer.add_array(f"xielu.{name}", [0.5] * N_LAYER)
+
+
 KEYS: dict[str, Callable[[_Maker], None]] = {
-    "gemma3n": _gemma3n_keys, "plm": _plm_keys, "t5": _t5_keys,
+    "apertus": _apertus_keys, "gemma3n": _gemma3n_keys, "plm": _plm_keys, "t5": _t5_keys,
 }  # fmt: skip
 
 
@@ -159,7 +166,7 @@ def make_family(
     m.add("token_embd.weight", (N_VOCAB, N_EMBD), other_type)
     if arch != "t5":
         m.norm("output_norm", N_EMBD, not spec.rms)
-    if arch not in ("bitnet", "plm"):  # theirs is that of the embeddings
+    if arch not in ("bitnet", "plm", "eurobert"):  # theirs is that of the embeddings, or none
         m.add("output.weight", (N_VOCAB, N_EMBD), other_type)
     KEYS.get(arch, lambda m: None)(m)
     for i in range(layers):
