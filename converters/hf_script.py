@@ -18,7 +18,7 @@ OWN_CLASSES = {
     "PersimmonForCausalLM": "persimmon",
 }
 # The same, in place of upstream's class, on which they are built.
-CORRECTED_CLASSES = {"FalconForCausalLM": "falcon_hf"}
+CORRECTED_CLASSES = {"BitNetForCausalLM": "bitnet_hf", "FalconForCausalLM": "falcon_hf"}
 
 
 def _add_own_classes() -> None:

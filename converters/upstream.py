@@ -73,7 +73,7 @@ def _hidden_act(folder: Path) -> tuple[str, float]:
     if name != "fatrelu":
         return name, 0.0
     cut = found.get("hidden_act_param") or 0.0
-    if not isinstance(cut, int | float) or not 0 <= cut < math.inf:
+    if isinstance(cut, bool) or not isinstance(cut, int | float) or not 0 <= cut < math.inf:
         raise ArgumentError(
             f"cannot convert '{folder}': its config.json has hidden_act_param {cut!r}, expected "
             "fatrelu's threshold, zero or more; give --activation relu and --threshold"
