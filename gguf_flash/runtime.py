@@ -24,6 +24,7 @@ __all__ = [
     "tool_path",
     "tools",
     "upstream_dir",
+    "use_libraries",
 ]
 
 LIB_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
@@ -138,13 +139,30 @@ def _loaded_library() -> Path | None:
     return Path(name).resolve() if name else None
 
 
+_chosen: Path | None = None
+
+
+def use_libraries(folder: Path | str) -> None:
+    """Make `activate` take the libraries of `folder` in place of ours: an unpatched llama.cpp.
+
+    For a process that measures what the patch changes. Raises ToolError if there is no libllama.
+    """
+    global _chosen
+    path = Path(folder).resolve()
+    if not (path / "libllama.so").is_file():
+        raise ToolError(
+            f"'{folder}' holds no libllama.so: gguf-flash bench build-stock makes such a folder"
+        )
+    _chosen = path
+
+
 def activate() -> None:
     """Make `import llama_cpp` in this process use the patched libraries; call it before that.
 
     An installed llama-cpp-python must be of the pinned version; without one the bundled Python
     part is put at the end of sys.path. Calling it again changes nothing. Raises FlashError.
     """
-    folder = lib_dir()
+    folder = _chosen or lib_dir()
     loaded = _loaded_library()
     if loaded is not None:
         if loaded.parent != folder:

@@ -11,6 +11,7 @@ void init_model(pybind11::module_ & m);
 void init_layout(pybind11::module_ & m);
 void init_rows(pybind11::module_ & m);
 void init_machine(pybind11::module_ & m);
+void init_device(pybind11::module_ & m);
 void init_recorder(pybind11::module_ & m);
 void init_meter(pybind11::module_ & m);
 

@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, m) {
     gguf_flash::init_layout(m);
     gguf_flash::init_rows(m);
     gguf_flash::init_machine(m);
+    gguf_flash::init_device(m);
     gguf_flash::init_recorder(m);
     gguf_flash::init_meter(m);
 }

@@ -24,6 +24,7 @@ VERBS = (
     "env",
     "exec",
     "demo",
+    "bench",
 )
 _REFUSED = 2
 _INTERRUPTED = 130

@@ -1,0 +1,88 @@
+"""bench decode: tokens a second of unpatched llama.cpp and of ours, in turn, under one limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gguf_flash.bench.arms import Arm, alternate
+from gguf_flash.bench.bound import bound_of
+from gguf_flash.bench.environment import environment
+from gguf_flash.bench.pair import Plan, Settings
+from gguf_flash.errors import ArgumentError
+from gguf_flash.session import default_threads
+
+__all__ = ["ARMS", "decode", "median", "ratio"]
+
+Progress = Callable[[int, int, str], None]
+
+ARMS = ("mmap", "ram", "naive", "hybrid", "ours")
+
+
+def decode(
+    plan: Plan,
+    *,
+    arms: Sequence[str] = ARMS,
+    rounds: int = 3,
+    cgroup: bool = True,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Run the named arms in turn, `rounds` times. settings: of the arm ours.
+
+    Returns bench, environment, planted, model, limit_bytes, rounds, arms (see arms.summary),
+    unavailable (arm to reason), ratio_vs_mmap, ratio_vs_ram, bound and bound_ratio (None without
+    the arms they compare).
+    """
+    if unknown := set(arms) - set(ARMS):
+        raise ArgumentError(f"arms {', '.join(ARMS)} expected, found '{sorted(unknown)[0]}'")
+    made = {name: _arm(plan, name, settings or {}) for name in arms}
+    reason = f"a file of --select {plan.pair.select} cannot select every neuron"
+    head = environment(plan.pair.flash)
+    chosen = [arm for arm in made.values() if arm is not None]
+    found = alternate(chosen, rounds, cgroup=cgroup, progress=progress)
+    by_name = {f["name"]: f for f in found}
+    ours = by_name.get("ours")
+    bound = None
+    if ours is not None and not ours["error"]:
+        threads = plan.work.threads or default_threads()
+        bound = bound_of(ours, plan.pair.flash, threads)
+    return {
+        "bench": "decode",
+        "environment": head,
+        "planted": plan.pair.label,
+        "model": plan.pair.as_dict(),
+        "limit_bytes": plan.limit if cgroup else None,
+        "rounds": rounds,
+        "arms": found,
+        "unavailable": {name: reason for name, arm in made.items() if arm is None},
+        "ratio_vs_mmap": ratio(ours, by_name.get("mmap")),
+        "ratio_vs_ram": ratio(ours, by_name.get("ram")),
+        "bound": bound,
+        "bound_ratio": None if ours is None or bound is None else _share(ours, bound),
+    }
+
+
+def _arm(plan: Plan, name: str, settings: Settings) -> Arm | None:
+    if name == "ours":
+        return plan.ours("ours", settings)
+    return {"mmap": plan.mmap, "ram": plan.whole, "naive": plan.naive, "hybrid": plan.hybrid}[
+        name
+    ]()
+
+
+def median(arm: dict[str, Any] | None) -> float | None:
+    """An arm's tokens a second; None if it did not run."""
+    rate = arm["tokens_per_s"] if arm else None
+    return None if rate is None else float(rate["median"])
+
+
+def ratio(ours: dict[str, Any] | None, other: dict[str, Any] | None) -> float | None:
+    """How many times as fast ours is."""
+    a, b = median(ours), median(other)
+    return a / b if a and b else None
+
+
+def _share(ours: dict[str, Any], bound: dict[str, Any]) -> float | None:
+    rate = median(ours)
+    return None if rate is None else rate / float(bound["tokens_per_s"])

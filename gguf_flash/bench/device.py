@@ -1,0 +1,200 @@
+"""What disk and memory give: request size against depth (the paper's Figure 2b)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gguf_flash.demo import cache_folder
+from gguf_flash.errors import ArgumentError, IoError
+from gguf_flash.predictor.publish import publish
+
+__all__ = [
+    "DEPTHS",
+    "READERS",
+    "SIZES",
+    "Profile",
+    "drop_cache",
+    "measure_device",
+    "memory_bandwidth",
+    "profile_path",
+    "random_speed",
+    "test_file",
+]
+
+Progress = Callable[[int, int, str], None]
+
+SIZES = (4096, 8192, 16384, 32768, 65536, 131072, 262144, 1 << 20)
+DEPTHS = (1, 4, 16, 32, 64)
+READERS = ("io_uring", "pread")
+_SEQUENTIAL_SIZE, _SEQUENTIAL_DEPTH = 4 << 20, 4
+_MEMORY_BYTES = 512 << 20
+_BLOCK = 8 << 20
+
+
+def drop_cache(path: str | os.PathLike[str]) -> None:
+    """Take a file's clean pages out of the page cache. Raises IoError."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError as e:
+        raise IoError(f"cannot read '{os.fspath(path)}': {e.strerror or e}") from e
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def test_file(folder: Path, nbytes: int) -> Iterator[Path]:
+    """A file of random bytes on the disk of `folder`, gone afterwards. Raises IoError."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".gguf_flash-io-") as f:
+            for start in range(0, nbytes, _BLOCK):
+                f.write(os.urandom(min(_BLOCK, nbytes - start)))
+            f.flush()
+            os.fsync(f.fileno())
+            yield Path(f.name)
+    except OSError as e:
+        raise IoError(f"cannot write {nbytes} bytes in '{folder}': {e.strerror or e}") from e
+
+
+def measure_device(
+    path: Path,
+    *,
+    sizes: Sequence[int] = SIZES,
+    depths: Sequence[int] = DEPTHS,
+    readers: Sequence[str] = READERS,
+    seconds: float = 0.25,
+    threads: int = 2,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Read `path` at random with every reader, directly and buffered, and in sequence.
+
+    Returns "random" (rows: reader, direct, size, depth, bytes_per_s, requests_per_s), "sequential"
+    (the same keys), "memory_bytes_per_s", "file", "file_bytes", and "skipped": readers that this
+    machine lacks, with the reason. Buffered reads begin with the file out of the page cache.
+    Raises ArgumentError for a file that is too small, IoError.
+    """
+    from gguf_flash import _core
+
+    report = progress or (lambda done, total, what: None)
+    usable, skipped = [], {}
+    machine = _core.machine(os.fspath(path))
+    for reader in readers:
+        if reader == "io_uring" and not machine["io_uring"]:
+            skipped[reader] = machine["io_uring_error"]
+        else:
+            usable.append(reader)
+    ways = [(r, direct) for r in usable for direct in (True, False)]
+    plan = [(r, d, False, s, q) for r, d in ways for s in sizes for q in depths]
+    plan += [(r, d, True, _SEQUENTIAL_SIZE, _SEQUENTIAL_DEPTH) for r, d in ways]
+    rows: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    for i, (reader, direct, sequential, size, depth) in enumerate(plan):
+        report(i, len(plan), f"{reader} {size} x {depth}")
+        if size > path.stat().st_size:
+            continue
+        row = _read(path, reader, direct, sequential, size, depth, seconds, i)
+        rows[sequential].append(row)
+    if not rows[False]:
+        raise ArgumentError(f"'{path}' is smaller than the smallest read of {min(sizes)} bytes")
+    return {
+        "file": str(path),
+        "file_bytes": path.stat().st_size,
+        "random": rows[False],
+        "sequential": rows[True],
+        "memory_bytes_per_s": memory_bandwidth(threads),
+        "skipped": skipped,
+    }
+
+
+def _read(
+    path: Path, reader: str, direct: bool, sequential: bool, size: int, depth: int,
+    seconds: float, seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    from gguf_flash import _core
+
+    drop_cache(path)
+    found = _core.measure_reads(
+        os.fspath(path), reader, direct, sequential, size, depth, seconds, seed
+    )
+    return {
+        "reader": reader,
+        "direct": found["direct"],
+        "size": size,
+        "depth": depth,
+        "bytes_per_s": found["bytes"] / found["seconds"],
+        "requests_per_s": found["reads"] / found["seconds"],
+    }
+
+
+def random_speed(path: Path, size: int, depth: int = 32, seconds: float = 1.0) -> float:
+    """Bytes a second of random reads of about `size` bytes, with the engine's choice of reader."""
+    from gguf_flash import _core
+
+    align = max(int(_core.machine(os.fspath(path))["dio_align"]), 512)
+    whole = max(align, min(size, 16 << 20) // align * align)
+    found = _core.measure_reads(os.fspath(path), "auto", True, False, whole, depth, seconds, size)
+    return float(found["bytes"] / found["seconds"])
+
+
+def memory_bandwidth(threads: int, seconds: float = 0.5) -> float:
+    """Bytes a second that `threads` threads together read from memory."""
+    from gguf_flash import _core
+
+    return float(_core.memory_bandwidth(threads, _MEMORY_BYTES, seconds))
+
+
+def profile_path() -> Path:
+    """Where `bench io` leaves its figures for other commands."""
+    return cache_folder() / "device.json"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A stored measurement of `measure_device`."""
+
+    figures: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: Path) -> Profile:
+        """Raises IoError or ArgumentError."""
+        try:
+            figures = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as e:
+            raise IoError(
+                f"cannot read the device profile '{path}': {e.strerror or e}; gguf-flash bench io"
+                " makes one"
+            ) from e
+        except ValueError as e:
+            raise ArgumentError(f"'{path}' is no device profile: it is no JSON ({e})") from e
+        if not isinstance(figures, dict) or not figures.get("random"):
+            raise ArgumentError(f"'{path}' is no device profile: it has no list 'random'")
+        return cls(figures)
+
+    def save(self, path: Path) -> None:
+        """Write it, complete or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        publish(path, (json.dumps(self.figures, indent=1) + "\n").encode())
+
+    def speed(self, size: int, depth: int = 32) -> float:
+        """Bytes a second of direct random reads of `size` bytes: the best reader, interpolated."""
+        best: dict[int, float] = {}
+        depths = {row["depth"] for row in self.figures["random"]}
+        near = min(depths, key=lambda d: abs(math.log(d / depth)))
+        for row in self.figures["random"]:
+            if row["direct"] and row["depth"] == near:
+                best[row["size"]] = max(best.get(row["size"], 0.0), row["bytes_per_s"])
+        if not best:
+            raise ArgumentError("the device profile has no direct reads")
+        import numpy as np
+
+        known = sorted(best)
+        speeds = [best[s] for s in known]
+        return float(np.interp(math.log(size), [math.log(s) for s in known], speeds))

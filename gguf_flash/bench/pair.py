@@ -1,0 +1,142 @@
+"""A dense GGUF and the flash-GGUF of the same weights, and the arms that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gguf_flash.bench.arms import Arm, Work
+from gguf_flash.bench.make_model import planted_label
+from gguf_flash.errors import ArgumentError
+from gguf_flash.format.reader import read_layout, read_set, set_tensors
+from gguf_flash.sizes import format_size, parse_size
+
+__all__ = ["RESERVE", "Pair", "Plan", "all_neurons"]
+
+RESERVE = 256 << 20  # of a limit, for Python, llama.cpp's buffers and the KV cache
+Settings = Mapping[str, int | str | None]  # as gguf_flash.settings has them
+
+_SMALLEST = "1%"  # of the bundles: what the engine can just work with
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both files, and the bytes of their weights."""
+
+    dense: Path
+    flash: Path
+    dense_bytes: int
+    resident_bytes: int
+    bundle_bytes: int
+    select: str
+    label: str
+
+    @classmethod
+    def open(cls, dense: Path | str, flash: Path | str) -> Pair:
+        """Raises a FlashError for files that are not what they should be."""
+        dense, flash = Path(dense).resolve(), Path(flash).resolve()
+        files = read_set(dense, versions=(2, 3))
+        if "flash_ffn.version" in files[0].kv:
+            raise ArgumentError(
+                f"'{dense}' is a flash-GGUF: the dense model comes first, then the flash-GGUF"
+            )
+        layout = read_layout(flash)
+        return cls(
+            dense, flash, sum(t.nbytes for t in set_tensors(files)), layout.resident_bytes,
+            layout.bundle_bytes, layout.select, planted_label(dense),
+        )  # fmt: skip
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the report."""
+        return {**vars(self), "dense": str(self.dense), "flash": str(self.flash)}
+
+    def limit(self, ram: str) -> int:
+        """Bytes meant by `ram`: a size, or a share of the dense model's weights."""
+        if ram.strip().endswith("%"):
+            try:
+                share = float(ram.strip()[:-1])
+            except ValueError as e:
+                raise ArgumentError(f"a share such as 50% expected, found {ram!r}") from e
+            if not 0 < share <= 1000:
+                raise ArgumentError(f"a share above 0% expected, found {ram!r}")
+            return int(self.dense_bytes * share / 100)
+        return parse_size(ram)
+
+
+def all_neurons(pair: Pair) -> Mapping[str, str] | None:
+    """What makes the engine select every neuron; None where the file cannot."""
+    if pair.select == "predictor":
+        return {"GGUF_FLASH_PREDICTOR_THRESHOLD": "0"}
+    return {} if pair.select == "all" else None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The arms for a pair under one limit. work: what all of them do, without a model."""
+
+    pair: Pair
+    stock: str
+    limit: int
+    reserve: int
+    work: Work
+
+    def weights(self) -> int:
+        """What of the limit is for weights. Raises ArgumentError if they cannot be resident."""
+        left = self.limit - self.reserve
+        if left <= self.pair.resident_bytes:
+            raise ArgumentError(
+                f"--ram {format_size(self.limit)} less {format_size(self.reserve)} for the process"
+                f" holds no cache beside {format_size(self.pair.resident_bytes)} of resident"
+                " weights; give more"
+            )
+        return left
+
+    def mmap(self) -> Arm:
+        """Unpatched llama.cpp under the limit."""
+        work = replace(self.work, model=str(self.pair.dense), stock=self.stock)
+        return Arm("mmap", "unpatched llama.cpp, mmap, under the limit", work, self.limit)
+
+    def whole(self) -> Arm:
+        """Unpatched llama.cpp without a limit: the file is read once before the first token."""
+        work = replace(self.work, model=str(self.pair.dense), stock=self.stock)
+        return Arm("ram", "unpatched llama.cpp, all weights in RAM, no limit", work, None)
+
+    def flash(self, name: str, what: str, settings: Settings, *, every: bool = False) -> Arm | None:
+        """Ours with these settings; None if `every` neuron is wanted and the file cannot."""
+        environment = all_neurons(self.pair) if every else {}
+        if environment is None:
+            return None
+        chosen = {k: v for k, v in settings.items() if v is not None}
+        work = replace(self.work, model=str(self.pair.flash), settings=chosen)
+        return Arm(name, what, work, self.limit, environment)
+
+    def naive(self) -> Arm | None:
+        """All FFN weights read for every token."""
+        what = "all FFN weights read from the file for every token, the smallest cache"
+        return self.flash("naive", what, {"ram": _SMALLEST}, every=True)
+
+    def hybrid(self) -> Arm | None:
+        """Half of the FFN cached, or what the limit leaves."""
+        half = self.pair.resident_bytes + self.pair.bundle_bytes // 2
+        ram = min(half, self.weights())
+        share = (ram - self.pair.resident_bytes) / self.pair.bundle_bytes
+        what = f"every neuron selected, {100 * share:.0f} % of the FFN cached"
+        return self.flash("hybrid", what, {"ram": ram}, every=True)
+
+    def predictor(self) -> Arm | None:
+        """The selected neurons, nothing kept from token to token."""
+        if self.pair.select == "all":
+            return None
+        what = "the selected neurons, the smallest cache"
+        return self.flash("predictor", what, {"ram": _SMALLEST})
+
+    def ours(self, name: str = "ours", settings: Settings | None = None) -> Arm:
+        """The selected neurons, and a cache of what the limit leaves."""
+        given = {k: v for k, v in (settings or {}).items() if v is not None}
+        words = [f"{k} {v}" for k, v in given.items()]
+        what = ", ".join(["the selected neurons, a cache of what the limit leaves", *words])
+        arm = self.flash(name, what, {"ram": self.weights(), **given})
+        assert arm is not None
+        return arm

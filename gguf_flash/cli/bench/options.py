@@ -1,0 +1,134 @@
+"""Options that the benchmarks of a pair of models share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from gguf_flash.bench.arms import Work, stock_folder
+from gguf_flash.bench.pair import RESERVE, Pair, Plan
+from gguf_flash.cli.options import json_option, threads_option
+from gguf_flash.sizes import format_size, parse_size
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+stock_option = click.option(
+    "--stock",
+    metavar="DIR",
+    help="Folder of unpatched llama.cpp's libraries [default: $GGUF_FLASH_STOCK].",
+)
+
+
+def pair_arguments(function: _Function) -> _Function:
+    """DENSE FLASH --ram --reserve --threads --rounds --no-cgroup --out --json."""
+    for option in reversed(
+        (
+            click.argument("dense", type=click.Path(exists=True, dir_okay=False)),
+            click.argument("flash", type=click.Path(exists=True, dir_okay=False)),
+            click.option(
+                "--ram",
+                default="50%",
+                show_default=True,
+                metavar="SIZE",
+                help="The limit: 7GB, 6.5GiB, or a share of the dense model's weights.",
+            ),
+            click.option(
+                "--reserve",
+                metavar="SIZE",
+                default=format_size(RESERVE).replace(" ", ""),
+                show_default=True,
+                help="Of the limit, for all that is no weight.",
+            ),
+            threads_option,
+            click.option(
+                "--no-cgroup",
+                is_flag=True,
+                help="Set no limit, so that no root is needed; the mmap arm then has all the RAM.",
+            ),
+            click.option(
+                "--out", type=click.Path(dir_okay=False), help="Write the JSON there too."
+            ),
+            json_option,
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def decode_arguments(function: _Function) -> _Function:
+    """--prompt --tokens --warmup --seconds --seed: what each arm decodes."""
+    for option in reversed(
+        (
+            click.option("--prompt", default="", help="A text [default: 16 random tokens]."),
+            click.option(
+                "--tokens", type=click.IntRange(2), default=32, show_default=True,
+                help="Tokens to decode and time, one by one.",
+            ),
+            click.option(
+                "--warmup", type=click.IntRange(0), default=16, show_default=True,
+                help="Tokens decoded before them, that fill the cache.",
+            ),
+            click.option(
+                "--seconds", type=click.FloatRange(0, min_open=True), default=60.0,
+                show_default=True,
+                help="An arm stops after so long, with two tokens at least.",
+            ),
+            click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
+        )
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def make_plan(options: dict[str, Any], *, stock: bool, **work: Any) -> Plan:
+    """Take the pair's options out of `options`; `stock`: the plan needs unpatched llama.cpp."""
+    pair = Pair.open(options.pop("dense"), options.pop("flash"))
+    limit, reserve = pair.limit(options.pop("ram")), parse_size(options.pop("reserve"))
+    given = options.pop("stock", None)
+    folder = stock_folder(given) if stock else ""
+    threads = options.pop("threads")
+    return Plan(pair, folder, limit, reserve, Work("", threads=threads, **work))
+
+
+def take_work(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of decode_arguments, as Work takes them."""
+    return {name: options.pop(name) for name in ("prompt", "tokens", "warmup", "seconds", "seed")}
+
+
+def show(
+    report: dict[str, Any], as_json: bool, out: str | None, rows: list[dict[str, Any]]
+) -> None:
+    """Write the JSON to `out`, then print it, or a table of `rows` (arms.summary) for people."""
+    from pathlib import Path
+
+    from gguf_flash.cli.bench.table import arms_table
+    from gguf_flash.predictor.publish import publish
+
+    text = json.dumps(report, indent=None if as_json else 1)
+    if out:
+        publish(Path(out), (text + "\n").encode())
+    if as_json:
+        click.echo(text)
+        return
+    click.echo(heading(report))
+    arms_table(rows)
+    for name, reason in report.get("unavailable", {}).items():
+        click.echo(f"{name}: {reason}")
+
+
+def heading(report: dict[str, Any]) -> str:
+    """What a table is about, in a line or two; planted models are called so."""
+    env = report["environment"]
+    lines = [
+        f"bench {report['bench']}: {env['machine']}, {env['cores']} cores, {env['simd']}, kernel"
+        f" {env['kernel']}, disk {env['disk'].get('device', '')}, load {env['load'][0]},"
+        f" {env['time']}"
+    ]
+    if report.get("planted"):
+        lines.append(f"PLANTED model, no trained weights: {report['planted']}")
+    if report.get("limit_bytes"):
+        lines.append(f"limit {format_size(report['limit_bytes'])}")
+    return "\n".join(lines)
