@@ -166,3 +166,14 @@ class SmallOpt:
 @pytest.fixture(scope="session")
 def small_opt(tmp_path_factory: pytest.TempPathFactory) -> SmallOpt:
     return SmallOpt(tmp_path_factory.mktemp("small-opt"))
+
+
+@pytest.fixture(scope="session")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small planted model."""
+    from gguf_flash.bench.make_model import make_model
+    from gguf_flash.bench.shapes import custom_shape
+
+    folder = tmp_path_factory.mktemp("planted")
+    make_model(folder, custom_shape(256, 1024, 3, 512), "f16", seed=3)
+    return folder

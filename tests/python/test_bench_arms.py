@@ -1,0 +1,228 @@
+"""Benchmarks of a pair of models: every report has its figures, and limits hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Cli
+from planted import check_arm, check_head, needs_cgroup, pair
+
+from gguf_flash.bench.arms import Arm, Work, alternate, run_arm, stock_folder
+from gguf_flash.bench.bound import bound_of
+from gguf_flash.bench.cgroup import MemoryCgroup
+from gguf_flash.bench.decode import ratio
+from gguf_flash.bench.pair import Pair, Plan
+from gguf_flash.errors import ArgumentError, FlashError, ToolError
+
+SMALL = ("--no-cgroup", "--ram", "300MiB", "--threads", "1")
+FEW = ("--tokens", "6", "--warmup", "8")
+
+
+@pytest.mark.stock
+def test_decode_report(cli: Cli, planted: Path, tmp_path: Path) -> None:
+    from stock import stock_lib_dir
+
+    out = tmp_path / "decode.json"
+    words = (*SMALL, *FEW, "--rounds", "2", "--stock", stock_lib_dir(), "--out", out)
+    report = cli.json("bench", "decode", *pair(planted), *words)
+    check_head(report, "decode")
+    assert json.loads(out.read_text()) == report
+    arms = {a["name"]: a for a in report["arms"]}
+    assert list(arms) == ["mmap", "ram", "naive", "hybrid", "ours"]
+    for arm in arms.values():
+        check_arm(arm)
+        assert len(arm["runs"]) == 2
+    every = 3 * 1024
+    assert arms["naive"]["selected_per_token"] == arms["hybrid"]["selected_per_token"] == every
+    assert arms["naive"]["misses_per_token"] > 0.9 * every
+    assert 0.05 * every < arms["ours"]["selected_per_token"] < 0.2 * every
+    assert arms["ours"]["hit_rate"] > 0.5
+    assert not arms["mmap"]["memory"]
+    assert report["ratio_vs_mmap"] == pytest.approx(
+        arms["ours"]["tokens_per_s"]["median"] / arms["mmap"]["tokens_per_s"]["median"]
+    )
+    bound = report["bound"]
+    assert bound["token_ms"] == max(bound["memory_ms"], bound["device_ms"])
+    assert 0 < report["bound_ratio"] <= 1
+
+
+def test_ours_alone_needs_no_stock(cli: Cli, planted: Path) -> None:
+    words = (*SMALL, *FEW, "--rounds", "1", "--arm", "ours")
+    report = cli.json("bench", "decode", *pair(planted), *words)
+    assert [a["name"] for a in report["arms"]] == ["ours"]
+    assert report["ratio_vs_mmap"] is None
+    text = cli("bench", "decode", *pair(planted), *words).stdout
+    assert "PLANTED" in text
+    assert "% of what the" in text
+
+
+def test_ablation_report(cli: Cli, planted: Path) -> None:
+    report = cli.json("bench", "ablation", *pair(planted), *SMALL, *FEW, "--rounds", "1")
+    check_head(report, "ablation")
+    steps = {s["name"]: s for s in report["steps"]}
+    assert list(steps) == ["naive", "hybrid", "predictor", "window", "budget"]
+    for step in steps.values():
+        check_arm(step)
+    assert steps["predictor"]["misses_per_token"] < steps["naive"]["misses_per_token"] / 2
+    assert steps["window"]["misses_per_token"] < steps["predictor"]["misses_per_token"]
+    assert steps["budget"]["misses_per_token"] <= steps["window"]["misses_per_token"]
+    assert steps["window"]["runs"][0]["settings"]["policy"] == "window"
+    assert report["unavailable"]["bundling"].startswith("not available")
+
+
+def test_ablation_of_a_file_without_predictor(cli: Cli, small_opt: object) -> None:
+    gate = small_opt.flash("gate")  # type: ignore[attr-defined]
+    report = cli.json(
+        "bench", "ablation", small_opt.dense, gate, *SMALL, *FEW, "--rounds", "1",  # type: ignore[attr-defined]
+        "--prompt", "The old man",
+    )  # fmt: skip
+    assert [s["name"] for s in report["steps"]] == ["predictor", "window", "budget"]
+    assert set(report["unavailable"]) == {"naive", "hybrid", "bundling"}
+    assert report["planted"] == ""
+
+
+def test_memory_report(cli: Cli, planted: Path) -> None:
+    words = (*FEW, "--no-cgroup", "--shares", "1,60,90", "--threads", "1")
+    report = cli.json("bench", "memory", *pair(planted), *words)
+    check_head(report, "memory")
+    low, middle, high = report["points"]
+    assert "holds no cache beside" in low["error"]
+    for point in (middle, high):
+        check_arm(point)
+        assert point["memory"]["ram_bytes"] <= point["ram_bytes"]
+    assert middle["memory"]["cache_bytes"] < high["memory"]["cache_bytes"]
+
+
+@pytest.mark.stock
+def test_prefill_report(cli: Cli, planted: Path) -> None:
+    from stock import stock_lib_dir
+
+    words = (*SMALL, "--prompt-tokens", "40", "--rounds", "1", "--stock", stock_lib_dir())
+    report = cli.json("bench", "prefill", *pair(planted), *words)
+    check_head(report, "prefill")
+    assert [a["name"] for a in report["arms"]] == ["mmap", "ram", "ours"]
+    for arm in report["arms"]:
+        assert arm["runs"][0]["prompt"]["tokens"] == 40
+        assert arm["prompt_tokens_per_s"]["median"] > 0
+    assert report["arms"][2]["runs"][0]["prompt"]["bytes"] > 0
+    assert report["ratio_vs_ram"] > 0
+
+
+def test_long_report(cli: Cli, planted: Path) -> None:
+    report = cli.json("bench", "long", *pair(planted), *SMALL, "--tokens", "120")
+    check_head(report, "long")
+    greedy, nucleus = report["texts"]
+    for text in (greedy, nucleus):
+        each = text["runs"][0]["each"]
+        assert len(each) == 120
+        mean = sum(t["bytes_read"] for t in each) / 120
+        assert mean == pytest.approx(text["bytes_per_token"])
+        assert [s["from"] for s in text["stretches"]] == [0, 100]
+    assert greedy["runs"][0]["generated"] != nucleus["runs"][0]["generated"]
+
+
+@pytest.mark.root
+def test_limit_holds_and_is_counted(planted: Path) -> None:
+    needs_cgroup()
+    flash = pair(planted)[1]
+    work = Work(str(flash), tokens=4, warmup=0, threads=1)
+    found = run_arm(Arm("ours", "", work, 256 << 20))
+    assert 1 << 20 < found["cgroup_peak_bytes"] <= 256 << 20
+    with pytest.raises(FlashError, match="arm 'tight'.*more than its limit"):
+        run_arm(Arm("tight", "", work, 4 << 20))
+
+
+def test_an_arm_that_fails_is_reported(planted: Path) -> None:
+    dense, flash = pair(planted)
+    good = Arm("good", "", Work(str(flash), tokens=2, warmup=0, threads=1))
+    bad = Arm("bad", "", Work(str(flash), settings={"ram": 4096}, tokens=2, threads=1))
+    found = alternate([bad, good], 2, cgroup=False)
+    assert "arm 'bad'" in found[0]["error"]
+    assert found[0]["tokens_per_s"] is None
+    assert len(found[1]["runs"]) == 2
+
+
+def test_no_cgroup_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu memory")
+    for membership in ("0::/", "3:cpu:/x\n"):
+        group = MemoryCgroup(1 << 20, tmp_path / "none", membership)
+        with pytest.raises(ToolError, match="cannot limit memory with a cgroup"), group:
+            pass
+
+
+def test_cgroup_of_version_2(tmp_path: Path) -> None:
+    """The files that a kernel with the unified hierarchy expects, in a folder that stands for it."""
+    (tmp_path / "cgroup.controllers").write_text("cpu memory")
+    (tmp_path / "a").mkdir()
+    group = MemoryCgroup(1 << 20, tmp_path, "0::/a\n")
+    with group:
+        assert group.path.parent == tmp_path / "a"
+        assert (tmp_path / "a" / "cgroup.subtree_control").read_text() == "+memory"
+        assert (group.path / "memory.max").read_text() == str(1 << 20)
+        (group.path / "memory.peak").write_text("77")
+        assert group.peak() == 77
+        for f in group.path.iterdir():  # a kernel's own files go with the folder
+            f.unlink()
+    assert not group.path.exists()
+
+
+def test_stock_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("GGUF_FLASH_STOCK", raising=False)
+    with pytest.raises(ToolError, match="build-stock"):
+        stock_folder(None)
+    with pytest.raises(ToolError, match=r"holds no libllama\.so"):
+        stock_folder(str(tmp_path))
+
+
+def test_build_stock_wants_a_checkout(cli: Cli, tmp_path: Path) -> None:
+    done = cli("bench", "build-stock", "--out", tmp_path, "--checkout", tmp_path, code=2)
+    assert "is no checkout of gguf_flash" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ram", "message"),
+    [
+        ("1%", "holds no cache beside"),
+        ("x%", "a share such as 50% expected"),
+        ("0%", "a share above 0%"),
+        ("many", "cannot read the size 'many'"),
+    ],
+)
+def test_bad_ram(ram: str, message: str, cli: Cli, planted: Path) -> None:
+    done = cli("bench", "decode", *pair(planted), "--ram", ram, "--arm", "ours", code=2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_models_in_the_wrong_order(cli: Cli, planted: Path) -> None:
+    dense, flash = pair(planted)
+    done = cli("bench", "decode", flash, dense, "--arm", "ours", code=2)
+    assert "the dense model comes first" in done.stderr
+
+
+def test_shares_of_ram(planted: Path) -> None:
+    both = Pair.open(*pair(planted))
+    assert both.limit("50%") == both.dense_bytes // 2
+    plan = Plan(both, "", both.limit("150%"), 0, Work(""))
+    assert plan.weights() == both.limit("150%")
+    with pytest.raises(ArgumentError, match="expected, found"):
+        both.limit("5000%")
+
+
+def test_bound_takes_the_slower(planted: Path) -> None:
+    flash = pair(planted)[1]
+    arm = {"bytes_per_token": 1.0, "requests_per_token": 1.0, "memory": {"resident_bytes": 1 << 40}}
+    assert bound_of(arm, flash, 1)["binds"] == "memory"
+    arm = {"bytes_per_token": 1e12, "requests_per_token": 1e8, "memory": {"resident_bytes": 1}}
+    found = bound_of(arm, flash, 1)
+    assert found["binds"] == "device"
+    assert found["request_bytes"] == 10000
+    assert found["device_ms"] == pytest.approx(1e15 / found["device_bytes_per_s"])
+
+
+def test_ratio_of_what_did_not_run() -> None:
+    assert ratio({"tokens_per_s": {"median": 3.0}}, {"tokens_per_s": {"median": 2.0}}) == 1.5
+    assert ratio({"tokens_per_s": {"median": 3.0}}, {"tokens_per_s": None}) is None
+    assert ratio(None, None) is None

@@ -1,0 +1,123 @@
+"""bench io: reads are counted as they happen, profiles answer, and bad input gets one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Cli
+from planted import ENVIRONMENT_KEYS
+
+from gguf_flash import _core
+from gguf_flash.bench.device import Profile, drop_cache, measure_device, memory_bandwidth
+from gguf_flash.bench.environment import disk
+from gguf_flash.errors import ArgumentError, FlashError, IoError
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("io") / "data"
+    path.write_bytes(bytes(range(256)) * (8 << 12))
+    return path
+
+
+@pytest.mark.parametrize("reader", ["io_uring", "pread"])
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("sequential", [True, False])
+def test_reads_are_counted(reader: str, direct: bool, sequential: bool, file: Path) -> None:
+    if reader == "io_uring" and not _core.machine(str(file))["io_uring"]:
+        pytest.skip("no io_uring")
+    found = _core.measure_reads(str(file), reader, direct, sequential, 16384, 8, 0.1)
+    assert found["reader"].startswith(reader)
+    assert found["reads"] >= 8
+    assert found["bytes"] == found["reads"] * 16384
+    assert 0.1 <= found["seconds"] < 10
+    assert not found["direct"] or direct
+
+
+def test_rows_of_every_combination(file: Path) -> None:
+    found = measure_device(file, sizes=(4096, 65536), depths=(1, 8), seconds=0.02, threads=1)
+    ways = len({(r["reader"], r["direct"]) for r in found["random"]})
+    assert len(found["random"]) == 4 * ways
+    assert all(r["bytes_per_s"] == pytest.approx(r["requests_per_s"] * r["size"])
+               for r in found["random"])  # fmt: skip
+    assert len(found["sequential"]) == ways
+    assert found["memory_bytes_per_s"] > 1e8
+
+
+def test_memory_bandwidth_is_of_reads() -> None:
+    assert 1e8 < memory_bandwidth(1, 0.05) < 1e12
+
+
+@pytest.mark.parametrize(
+    ("path", "size", "depth", "message"),
+    [
+        ("file", 100, 8, "a read size that is a multiple of"),
+        ("file", 1 << 28, 8, "less than one read"),
+        ("file", 4096, 0, "a read depth from 1 to 4096"),
+        ("absent", 4096, 8, "cannot open"),
+    ],
+)
+def test_bad_reads_are_refused(
+    path: str, size: int, depth: int, message: str, file: Path, tmp_path: Path
+) -> None:
+    if path == "file" and size == 100 and not _core.machine(str(file))["direct_io"]:
+        pytest.skip("buffered reads may have any size")
+    target = file if path == "file" else tmp_path / "absent"
+    with pytest.raises(FlashError, match=message):
+        _core.measure_reads(str(target), "pread", True, False, size, depth, 0.01)
+
+
+def test_profile_answers_between_sizes(tmp_path: Path) -> None:
+    rows = [
+        {"reader": r, "direct": d, "size": s, "depth": 32, "bytes_per_s": v, "requests_per_s": 1}
+        for r, d, s, v in (
+            ("pread", True, 4096, 100.0), ("io_uring", True, 4096, 200.0),
+            ("io_uring", True, 16384, 400.0), ("io_uring", False, 4096, 9000.0),
+        )
+    ]  # fmt: skip
+    Profile({"random": rows}).save(tmp_path / "p.json")
+    profile = Profile.open(tmp_path / "p.json")
+    assert profile.speed(4096) == 200
+    assert profile.speed(8192) == pytest.approx(300)
+    assert profile.speed(1 << 20) == 400
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_what_is_no_profile(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(ArgumentError, match="is no device profile"):
+        Profile.open(path)
+    with pytest.raises(IoError, match="gguf-flash bench io"):
+        Profile.open(tmp_path / "absent")
+    with pytest.raises(IoError, match="cannot read"):
+        drop_cache(tmp_path / "absent")
+
+
+def test_command(cli: Cli, file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "profile.json"
+    words = ("--sizes", "4KiB,16KiB", "--depths", "1,4", "--seconds", "0.02", "--out", out)
+    report = cli.json("bench", "io", file, *words)
+    assert report["bench"] == "io"
+    assert set(report["environment"]) == ENVIRONMENT_KEYS
+    assert json.loads(out.read_text()) == report
+    assert {r["size"] for r in report["random"]} == {4096, 16384}
+    text = cli("bench", "io", tmp_path, "--file-size", "1MiB", *words).stdout
+    assert "pread, direct" in text or "pread, buffered" in text
+    assert [p.name for p in tmp_path.iterdir()] == ["profile.json"]  # the test file has gone
+
+
+def test_command_refuses(cli: Cli, file: Path, tmp_path: Path) -> None:
+    done = cli("bench", "io", file, "--sizes", "big", code=2)
+    assert "cannot read the size 'big'" in done.stderr
+    small = tmp_path / "small"
+    small.write_bytes(b"x")
+    done = cli("bench", "io", small, "--out", tmp_path / "p", code=2)
+    assert "smaller than the smallest read" in done.stderr
+
+
+def test_disk_of_a_path(tmp_path: Path) -> None:
+    found = disk(tmp_path)
+    assert tmp_path.resolve().is_relative_to(found["mount"])
