@@ -130,12 +130,12 @@ def test_limit_holds_and_is_counted(planted: Path) -> None:
     work = Work(str(flash), tokens=4, warmup=0, threads=1)
     found = run_arm(Arm("ours", "", work, 256 << 20))
     assert 1 << 20 < found["cgroup_peak_bytes"] <= 256 << 20
-    with pytest.raises(FlashError, match="arm 'tight'.*more than its limit"):
+    with pytest.raises(FlashError, match=r"arm 'tight'.*more than its limit"):
         run_arm(Arm("tight", "", work, 4 << 20))
 
 
 def test_an_arm_that_fails_is_reported(planted: Path) -> None:
-    dense, flash = pair(planted)
+    flash = pair(planted)[1]
     good = Arm("good", "", Work(str(flash), tokens=2, warmup=0, threads=1))
     bad = Arm("bad", "", Work(str(flash), settings={"ram": 4096}, tokens=2, threads=1))
     found = alternate([bad, good], 2, cgroup=False)
@@ -153,7 +153,7 @@ def test_no_cgroup_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_cgroup_of_version_2(tmp_path: Path) -> None:
-    """The files that a kernel with the unified hierarchy expects, in a folder that stands for it."""
+    """The files of a kernel with the unified hierarchy, in a folder that stands for it."""
     (tmp_path / "cgroup.controllers").write_text("cpu memory")
     (tmp_path / "a").mkdir()
     group = MemoryCgroup(1 << 20, tmp_path, "0::/a\n")
