@@ -37,16 +37,10 @@ def decode(
     if unknown := set(arms) - set(ARMS):
         raise ArgumentError(f"arms {', '.join(ARMS)} expected, found '{sorted(unknown)[0]}'")
     made = {name: _arm(plan, name, settings or {}) for name in arms}
-    reason = f"a file of --select {plan.pair.select} cannot select every neuron"
     head = environment(plan.pair.flash)
     chosen = [arm for arm in made.values() if arm is not None]
     found = alternate(chosen, rounds, cgroup=cgroup, progress=progress)
-    by_name = {f["name"]: f for f in found}
-    ours = by_name.get("ours")
-    bound = None
-    if ours is not None and not ours["error"]:
-        threads = plan.work.threads or default_threads()
-        bound = bound_of(ours, plan.pair.flash, threads)
+    reason = f"a file of --select {plan.pair.select} cannot select every neuron"
     return {
         "bench": "decode",
         "environment": head,
@@ -56,10 +50,21 @@ def decode(
         "rounds": rounds,
         "arms": found,
         "unavailable": {name: reason for name, arm in made.items() if arm is None},
+        **_ratios(plan, {f["name"]: f for f in found}),
+    }
+
+
+def _ratios(plan: Plan, by_name: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    ours = by_name.get("ours")
+    rate = median(ours)
+    bound = None
+    if ours is not None and rate is not None:
+        bound = bound_of(ours, plan.pair.flash, plan.work.threads or default_threads())
+    return {
         "ratio_vs_mmap": ratio(ours, by_name.get("mmap")),
         "ratio_vs_ram": ratio(ours, by_name.get("ram")),
         "bound": bound,
-        "bound_ratio": None if ours is None or bound is None else _share(ours, bound),
+        "bound_ratio": rate / bound["tokens_per_s"] if rate and bound else None,
     }
 
 
@@ -81,8 +86,3 @@ def ratio(ours: dict[str, Any] | None, other: dict[str, Any] | None) -> float | 
     """How many times as fast ours is."""
     a, b = median(ours), median(other)
     return a / b if a and b else None
-
-
-def _share(ours: dict[str, Any], bound: dict[str, Any]) -> float | None:
-    rate = median(ours)
-    return None if rate is None else rate / float(bound["tokens_per_s"])

@@ -82,26 +82,17 @@ def measure_device(
     machine lacks, with the reason. Buffered reads begin with the file out of the page cache.
     Raises ArgumentError for a file that is too small, IoError.
     """
-    from gguf_flash import _core
-
     report = progress or (lambda done, total, what: None)
-    usable, skipped = [], {}
-    machine = _core.machine(os.fspath(path))
-    for reader in readers:
-        if reader == "io_uring" and not machine["io_uring"]:
-            skipped[reader] = machine["io_uring_error"]
-        else:
-            usable.append(reader)
+    usable, skipped = _usable(path, readers)
     ways = [(r, direct) for r in usable for direct in (True, False)]
     plan = [(r, d, False, s, q) for r, d in ways for s in sizes for q in depths]
     plan += [(r, d, True, _SEQUENTIAL_SIZE, _SEQUENTIAL_DEPTH) for r, d in ways]
     rows: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     for i, (reader, direct, sequential, size, depth) in enumerate(plan):
         report(i, len(plan), f"{reader} {size} x {depth}")
-        if size > path.stat().st_size:
-            continue
-        row = _read(path, reader, direct, sequential, size, depth, seconds, i)
-        rows[sequential].append(row)
+        if size <= path.stat().st_size:
+            row = _read(path, reader, direct, sequential, size, depth, seconds, i)
+            rows[sequential].append(row)
     if not rows[False]:
         raise ArgumentError(f"'{path}' is smaller than the smallest read of {min(sizes)} bytes")
     return {
@@ -112,6 +103,16 @@ def measure_device(
         "memory_bytes_per_s": memory_bandwidth(threads),
         "skipped": skipped,
     }
+
+
+def _usable(path: Path, readers: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The readers this machine has, and why it lacks the others."""
+    from gguf_flash import _core
+
+    machine = _core.machine(os.fspath(path))
+    lacking = machine["io_uring_error"]
+    skipped = {r: str(lacking) for r in readers if r == "io_uring" and not machine["io_uring"]}
+    return [r for r in readers if r not in skipped], skipped
 
 
 def _read(

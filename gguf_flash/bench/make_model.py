@@ -56,9 +56,6 @@ def make_model(
     and seconds. Memory: a few times 16 MiB, a layer's down matrix while it is converted, and the
     predictor. Raises a FlashError subclass.
     """
-    from gguf_flash.converters import convert
-    from gguf_flash.converters.dense import DenseModel
-
     out, targets = Path(out), targets or Targets()
     ggml = _checked_type(kind)
     report = progress or (lambda done, total, what: None)
@@ -67,21 +64,15 @@ def make_model(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise IoError(f"cannot make the folder '{out}': {e.strerror or e}") from e
-    dense, flash = out / "dense.gguf", out / "flash.gguf"
     plant = _plant(shape, targets, seed, ggml)
     label = f"planted {shape.name} {kind}, {100 * targets.active:g} % active, seed {seed}"
-    _write_dense(dense, shape, plant, seed, ggml, label, report)
-    with DenseModel(dense) as model:
-        digest = model.sha256()
-    layers = {n: predictor_layer(shape, plant, seed, n) for n in range(shape.n_layer)}
-    predictor = Predictor(layers, digest, shape.arch, shape.n_embd, {"planted": label})
+    _write_dense(out / "dense.gguf", shape, plant, seed, ggml, label, report)
+    predictor = _predictor(out / "dense.gguf", shape, plant, seed, label)
     measured = measure(
-        dense, predictor, tokens=tokens, window=targets.window, seed=seed, threads=threads,
-        progress=report,
+        out / "dense.gguf", predictor, tokens=tokens, window=targets.window, seed=seed,
+        threads=threads, progress=report,
     )  # fmt: skip
-    predictor.save(out / "predictor.safetensors")
-    down = None if ggml.is_float else ggml.name.lower()
-    convert(dense, flash, predictor=out / "predictor.safetensors", down_type=down, progress=report)
+    _write_flash(out, predictor, ggml, report)
     result = _account(label, shape, kind, seed, targets, plant, measured)
     result["seconds"] = round(time.monotonic() - began, 1)
     publish(out / "planted.json", (json.dumps(result, indent=1) + "\n").encode())
@@ -144,6 +135,25 @@ def _write_dense(
                 writer.write(block)
                 done += block.nbytes
                 report(done, total, tensor.name)
+
+
+def _predictor(dense: Path, shape: Shape, plant: Plant, seed: int, label: str) -> Predictor:
+    from gguf_flash.converters.dense import DenseModel
+
+    with DenseModel(dense) as model:
+        digest = model.sha256()
+    layers = {n: predictor_layer(shape, plant, seed, n) for n in range(shape.n_layer)}
+    return Predictor(layers, digest, shape.arch, shape.n_embd, {"planted": label})
+
+
+def _write_flash(out: Path, predictor: Predictor, kind: GgmlType, report: Progress) -> None:
+    from gguf_flash.converters import convert
+
+    path = out / "predictor.safetensors"
+    predictor.save(path)
+    down = None if kind.is_float else kind.name.lower()
+    dense = out / "dense.gguf"
+    convert(dense, out / "flash.gguf", predictor=path, down_type=down, progress=report)
 
 
 def _nbytes(t: Matrix) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,10 @@ _SMALLEST = "1%"  # of the bundles: what the engine can just work with
 
 @dataclass(frozen=True)
 class Pair:
-    """Both files, and the bytes of their weights."""
+    """Both files, and the bytes of their weights.
+
+    label: of a planted model, else "". measured: its shares, from planted.json beside it.
+    """
 
     dense: Path
     flash: Path
@@ -32,6 +36,7 @@ class Pair:
     bundle_bytes: int
     select: str
     label: str
+    measured: Mapping[str, float]
 
     @classmethod
     def open(cls, dense: Path | str, flash: Path | str) -> Pair:
@@ -43,10 +48,14 @@ class Pair:
                 f"'{dense}' is a flash-GGUF: the dense model comes first, then the flash-GGUF"
             )
         layout = read_layout(flash)
-        return cls(
-            dense, flash, sum(t.nbytes for t in set_tensors(files)), layout.resident_bytes,
-            layout.bundle_bytes, layout.select, planted_label(dense),
-        )  # fmt: skip
+        kept = read_set(flash)[0].kv
+        if odd := [k for k, v in files[0].kv.items() if _of_the_model(k) and kept.get(k) != v]:
+            raise ArgumentError(
+                f"'{flash}' was not made from '{dense}': they differ in the key '{odd[0]}'"
+            )
+        nbytes, label = sum(t.nbytes for t in set_tensors(files)), planted_label(dense)
+        sizes = (nbytes, layout.resident_bytes, layout.bundle_bytes)
+        return cls(dense, flash, *sizes, layout.select, label, _measured(dense, label))
 
     def as_dict(self) -> dict[str, Any]:
         """For the report."""
@@ -63,6 +72,20 @@ class Pair:
                 raise ArgumentError(f"a share above 0% expected, found {ram!r}")
             return int(self.dense_bytes * share / 100)
         return parse_size(ram)
+
+
+def _of_the_model(key: str) -> bool:
+    return not key.startswith(("split.", "flash_ffn.")) and key != "general.alignment"
+
+
+def _measured(dense: Path, label: str) -> dict[str, float]:
+    """What make-model measured of the planted model called `label`; {} if it is not there."""
+    try:
+        account = json.loads((dense.parent / "planted.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    mine = isinstance(account, dict) and account.get("planted") == label
+    return dict(account["measured"]) if mine else {}
 
 
 def all_neurons(pair: Pair) -> Mapping[str, str] | None:

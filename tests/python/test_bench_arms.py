@@ -55,6 +55,7 @@ def test_ours_alone_needs_no_stock(cli: Cli, planted: Path) -> None:
     assert report["ratio_vs_mmap"] is None
     text = cli("bench", "decode", *pair(planted), *words).stdout
     assert "PLANTED" in text
+    assert "measured: active 3" in text
     assert "% of what the" in text
 
 
@@ -202,9 +203,16 @@ def test_models_in_the_wrong_order(cli: Cli, planted: Path) -> None:
     assert "the dense model comes first" in done.stderr
 
 
+def test_models_that_are_not_the_same(cli: Cli, planted: Path, small_opt: object) -> None:
+    dense = small_opt.dense  # type: ignore[attr-defined]
+    done = cli("bench", "decode", dense, pair(planted)[1], "--arm", "ours", code=2)
+    assert "was not made from" in done.stderr
+
+
 def test_shares_of_ram(planted: Path) -> None:
     both = Pair.open(*pair(planted))
     assert both.limit("50%") == both.dense_bytes // 2
+    assert both.measured == json.loads((planted / "planted.json").read_text())["measured"]
     plan = Plan(both, "", both.limit("150%"), 0, Work(""))
     assert plan.weights() == both.limit("150%")
     with pytest.raises(ArgumentError, match="expected, found"):
@@ -226,3 +234,9 @@ def test_ratio_of_what_did_not_run() -> None:
     assert ratio({"tokens_per_s": {"median": 3.0}}, {"tokens_per_s": {"median": 2.0}}) == 1.5
     assert ratio({"tokens_per_s": {"median": 3.0}}, {"tokens_per_s": None}) is None
     assert ratio(None, None) is None
+
+
+def test_worker_refuses_a_folder_without_libraries(planted: Path, tmp_path: Path) -> None:
+    arm = Arm("stock", "", Work(str(pair(planted)[0]), stock=str(tmp_path), tokens=2))
+    with pytest.raises(FlashError, match=r"arm 'stock': .*holds no libllama\.so"):
+        run_arm(arm, cgroup=False)

@@ -128,7 +128,9 @@ def heading(report: dict[str, Any]) -> str:
         f" {env['time']}"
     ]
     if report.get("planted"):
-        lines.append(f"PLANTED model, no trained weights: {report['planted']}")
+        shares = {k: v for k, v in report["model"]["measured"].items() if k != "tokens"}
+        found = ", ".join(f"{k.replace('_', ' ')} {100 * v:.2g} %" for k, v in shares.items())
+        lines.append(f"PLANTED model, no trained weights: {report['planted']}; measured: {found}")
     if report.get("limit_bytes"):
         lines.append(f"limit {format_size(report['limit_bytes'])}")
     return "\n".join(lines)

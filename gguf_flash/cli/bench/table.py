@@ -6,22 +6,24 @@ from typing import Any
 
 from gguf_flash.sizes import format_size
 
-_COLUMNS = ("arm", "tokens/s", "min..max", "read/token", "requests", "hits", "ms/token",
-            "predictor", "I/O", "management", "compute", "other", "peak")  # fmt: skip
+_COLUMNS = (
+    "arm", "tokens/s", "range", "read", "requests", "hits", "ms", "predict", "I/O", "manage",
+    "compute", "other", "peak RSS",
+)  # fmt: skip
 
 
 def arms_table(arms: list[dict[str, Any]]) -> None:
-    """Print a table of arms.summary, and below it the arms that failed."""
+    """Print a table of arms.summary, per token, and below it the arms that failed."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table()
     for column in _COLUMNS:
-        table.add_column(column, justify="left" if column == "arm" else "right")
+        table.add_column(column, justify="left" if column == "arm" else "right", no_wrap=True)
     for arm in arms:
         if not arm["error"]:
             table.add_row(*_row(arm))
-    console = Console(highlight=False, width=max(120, Console().width))
+    console = Console(highlight=False, width=max(150, Console().width))
     console.print(table)
     for arm in arms:
         if arm["error"]:
