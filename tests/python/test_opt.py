@@ -90,7 +90,9 @@ def test_other_activations(tmp_path: Path, activation: str) -> None:
 
 def test_an_activation_that_the_graph_lacks(tmp_path: Path) -> None:
     dense = make_dense(tmp_path / "dense.gguf", arch="opt", n_ctx=N_CTX, activation="tanh")
-    with pytest.raises(FlashError, match="'tanh', expected relu, relu_sqr, silu, gelu, gelu_erf or drelu"):
+    with pytest.raises(
+        FlashError, match="'tanh', expected relu, relu_sqr, silu, gelu, gelu_erf or drelu"
+    ):
         load(dense)
 
 
