@@ -1,8 +1,4 @@
-"""Proof that a flash-GGUF holds what its source gives: every row, tensor and key.
-
-Nothing of the converter's data path is used but the panel reader: expected bytes are made here in
-the plainest way, so that a mistake in the one is not repeated in the other.
-"""
+"""Proof that a flash-GGUF holds what its source gives: every row, tensor and key."""
 
 from __future__ import annotations
 
@@ -17,23 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_flash.converters.build import Progress
-from gguf_flash.converters.bundle import DownColumns, neuron_tensors
+from gguf_flash.converters.bundle import neuron_tensors
 from gguf_flash.converters.dense import DenseModel, FfnLayer, find_layers
 from gguf_flash.converters.predictor import PredictorTensors
-from gguf_flash.converters.rows import dequantize_rows, quantize_rows
 from gguf_flash.converters.upstream import open_source
-from gguf_flash.errors import IoError
+from gguf_flash.converters.verify_rows import STEP, FlashFile, SourceRows, part_source
 from gguf_flash.format.container import Tensor, Value
-from gguf_flash.format.down_scale import CODE_BLOCK, down_scale_name
-from gguf_flash.format.layout import FlashLayout, LayerBundle, Part
+from gguf_flash.format.down_scale import down_scale_name
+from gguf_flash.format.layout import FlashLayout, LayerBundle
 from gguf_flash.format.predictor import predictor_names
 from gguf_flash.format.reader import read_layout
 from gguf_flash.format.thresholds import threshold_name
 
 __all__ = ["Verification", "verify"]
-
-_BLOCK_BYTES = 16 << 20
-_STEP = 256
 
 
 @dataclass
@@ -96,7 +88,7 @@ def verify(
     report = progress or (lambda done, total, what: None)
     with (
         open_source(against, outtype, Path(file)) as dense,
-        _FlashFile(layout) as flash,
+        FlashFile(layout) as flash,
     ):
         comparison = _Comparison(flash, dense, report)
         if predictor is not None:
@@ -104,44 +96,11 @@ def verify(
         return comparison.run()
 
 
-class _FlashFile:
-    """Reads of a flash-GGUF's data by ``pread``; a context manager."""
-
-    def __init__(self, layout: FlashLayout) -> None:
-        self.layout = layout
-        self.resident = {t.name: t for t in layout.resident}
-        self._files = [open(f.path, "rb", buffering=0) for f in layout.files]  # noqa: SIM115
-
-    def __enter__(self) -> _FlashFile:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for f in self._files:
-            f.close()
-
-    def read(self, file: int, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        out = np.empty(nbytes, np.uint8)
-        view, f = out.data, self._files[file]
-        f.seek(offset)
-        while view.nbytes:
-            n = f.readinto(view[: 1 << 30])
-            if not n:
-                raise IoError(f"cannot read '{f.name}': it ends early, it changed while in use")
-            view = view[n:]
-        return out
-
-    def rows(self, b: LayerBundle, begin: int, end: int) -> NDArray[np.uint8]:
-        data = self.read(b.file, b.offset + begin * b.stride, (end - begin) * b.stride)
-        return data.reshape(end - begin, b.stride)
-
-    def tensor(self, t: Tensor) -> NDArray[np.uint8]:
-        return self.read(t.file, t.offset, t.nbytes)
-
-
 class _Comparison:
-    def __init__(self, flash: _FlashFile, dense: DenseModel, progress: Progress) -> None:
+    def __init__(self, flash: FlashFile, dense: DenseModel, progress: Progress) -> None:
         self.flash, self.dense, self.progress = flash, dense, progress
         self.layout = flash.layout
+        self.source = SourceRows(dense)
         self.report = Verification()
         self.predicted: dict[str, NDArray[np.uint8]] = {}  # tensors of the predictor, if given
         self.thresholds: dict[int, float] = {}  # of its layers
@@ -165,6 +124,7 @@ class _Comparison:
             if self.predicted:
                 self._predictors()
         self._keys()
+        self.report.down_max_abs_error = self.source.down_max_abs_error
         return self.report
 
     def differ(self, what: str) -> None:
@@ -188,7 +148,7 @@ class _Comparison:
             self.differ(f"(gated, fused, n_embd) is {form}, in the source {source}")
         for ffn in self.layers if self.report.ok else []:
             for part in layout.bundle(ffn.layer).parts[:-1]:
-                kind = _part_source(ffn, part.name)[0].type
+                kind = part_source(ffn, part.name)[0].type
                 if kind != part.type:
                     self.differ(
                         f"layer {ffn.layer} has {part.name} rows of {part.type.name}, the source "
@@ -209,58 +169,17 @@ class _Comparison:
                 self.proven |= {t.name for t in names}
             else:
                 self.differ(f"layer {ffn.layer}, {neuron} differs from the source")
-        if b.has_codes:
-            scales, _ = _q8_0_parts(self.dense.rows(ffn.down, 0, self.layout.n_embd))
-            if not np.array_equal(
-                self._flash_bytes(down_scale_name(b.layer)), scales.transpose(1, 0, 2).ravel()
-            ):
-                self.differ(f"layer {ffn.layer}, the scales of the down codes differ")
+        if b.has_codes and not np.array_equal(
+            self._flash_bytes(down_scale_name(b.layer)), self.source.scales(ffn)
+        ):
+            self.differ(f"layer {ffn.layer}, the scales of the down codes differ")
         self.report.layers += 1
         self.report.neurons += b.n_ff
         self.report.bundle_bytes += b.nbytes
 
-    def _expected(
-        self, ffn: FfnLayer, b: LayerBundle
-    ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
-        """The rows as the source gives them, in its order: begin, end, uint8 [n, stride]."""
-        step = max(_STEP, _BLOCK_BYTES // b.stride // _STEP * _STEP)
-        down = b.parts[-1]
-        columns = DownColumns(self.dense, ffn.down, down.type, step)
-        for begin in range(0, b.n_ff, step):
-            end = min(begin + step, b.n_ff)
-            rows = np.zeros((end - begin, b.stride), np.uint8)
-            for part in b.parts[:-1]:
-                t, shift = _part_source(ffn, part.name)
-                rows[:, part.offset : part.end] = self.dense.rows(t, shift + begin, shift + end)
-            for a in range(begin, end, _STEP):
-                z = min(a + _STEP, end)
-                out = rows[a - begin : z - begin, down.offset : down.end]
-                out[:] = self._down_rows(columns, ffn.down, down, a, z)
-            yield begin, end, rows
-
-    def _down_rows(
-        self, columns: DownColumns, source: Tensor, down: Part, begin: int, end: int
-    ) -> NDArray[np.uint8]:
-        if source.type == down.type and down.type.is_float:
-            word = np.dtype(f"u{down.type.size}")
-            cells = columns.encoded(begin, end).view(word)
-            turned = np.empty((end - begin, len(cells)), word)
-            # Few source rows at a time: a copy of the whole transpose would miss every cache.
-            for i in range(0, len(cells), _STEP):
-                turned[:, i : i + _STEP] = np.ascontiguousarray(cells[i : i + _STEP]).T
-            return turned.view(np.uint8)
-        if down.type.name == "I8":
-            return np.ascontiguousarray(_q8_0_parts(columns.encoded(begin, end))[1].T)
-        values = np.ascontiguousarray(columns.values(begin, end).T)
-        data = quantize_rows(down.type, values)
-        back = dequantize_rows(down.type, data, self.layout.n_embd)
-        error = float(np.max(np.abs(back - values), initial=0.0))
-        self.report.down_max_abs_error = max(self.report.down_max_abs_error, error)
-        return data
-
     def _unequal(self, ffn: FfnLayer, b: LayerBundle) -> Iterator[str]:
         """Names the neurons whose rows are not equal, in the order of the source."""
-        for begin, end, rows in self._expected(ffn, b):
+        for begin, end, rows in self.source.bundles(ffn, b):
             found = self.flash.rows(b, begin, end)
             self._advance(found.nbytes, f"layer {b.layer}")
             if not np.array_equal(found, rows):
@@ -279,7 +198,7 @@ class _Comparison:
         extra = np.concatenate(
             [_beside(names, ffn, self._dense_bytes), self._scoring(ffn, self.predicted.get)], axis=1
         )
-        for begin, end, rows in self._expected(ffn, b):
+        for begin, end, rows in self.source.bundles(ffn, b):
             theirs.update(_hashes(rows, extra[begin:end]))
         ours: Counter[bytes] = Counter()
         mine = [self.flash.resident[t.name] for t in names if t.name in self.flash.resident]
@@ -288,8 +207,8 @@ class _Comparison:
         extra = np.concatenate(
             [_beside(mine, ffn, self.flash.tensor), self._scoring(ffn, self._flash_bytes)], axis=1
         )
-        for begin in range(0, b.n_ff, _STEP):
-            end = min(begin + _STEP, b.n_ff)
+        for begin in range(0, b.n_ff, STEP):
+            end = min(begin + STEP, b.n_ff)
             ours.update(_hashes(self.flash.rows(b, begin, end), extra[begin:end]))
         return ours == theirs
 
@@ -347,21 +266,13 @@ class _Comparison:
                 continue
             names.add(name)
             found = np.sort(self._flash_bytes(name).view("<f4"))
-            norm = np.sort(self._down_norm(ffn))[::-1]
+            norm = np.sort(self.source.down_norm(ffn))[::-1]
+            norm = np.sqrt(norm) if self.layout.activation == "relu_sqr" else norm
             with np.errstate(divide="ignore"):
                 expected = np.median(found * norm) / norm
             if not np.allclose(found, np.minimum(expected, found.max()), rtol=1e-3):
                 self.differ(f"tensor '{name}' does not go by the norms of the source's down rows")
         return names
-
-    def _down_norm(self, ffn: FfnLayer) -> NDArray[np.float64]:
-        columns = DownColumns(self.dense, ffn.down, ffn.down.type, _STEP)
-        squares = [
-            np.square(columns.values(a, min(a + _STEP, ffn.n_ff)), dtype=np.float64).sum(axis=0)
-            for a in range(0, ffn.n_ff, _STEP)
-        ]
-        norm: NDArray[np.float64] = np.sqrt(np.concatenate(squares))
-        return np.sqrt(norm) if self.layout.activation == "relu_sqr" else norm
 
     def _predictors(self) -> None:
         ours = {p.layer: p.threshold for p in self.layout.predictors}
@@ -406,22 +317,9 @@ class _Comparison:
             self.differ(f"key '{key}' is not in the source")
 
 
-def _q8_0_parts(encoded: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Scales and codes of Q8_0 rows: uint8 [n, blocks, 2] and [n, 32 * blocks]."""
-    blocks = encoded.reshape(len(encoded), -1, 2 + CODE_BLOCK)
-    return blocks[:, :, :2], blocks[:, :, 2:].reshape(len(encoded), -1)
-
-
 def _sizes(layout: FlashLayout) -> tuple[dict[int, int], int]:
     """n_ff of each layer, and n_embd."""
     return {b.layer: b.n_ff for b in layout.layers}, layout.n_embd
-
-
-def _part_source(ffn: FfnLayer, part: str) -> tuple[Tensor, int]:
-    """The tensor that holds a gate or up part, and the row of its first neuron."""
-    if part == "gate" and ffn.gate is not None:
-        return ffn.gate, 0
-    return ffn.up, ffn.n_ff if ffn.fused and part == "up" else 0
 
 
 def _beside(tensors: list[Tensor], ffn: FfnLayer, read: Any) -> NDArray[np.uint8]:
