@@ -18,6 +18,7 @@ from gguf_flash.format.container import Tensor, Value, reject
 from gguf_flash.format.down_scale import check_down_scales
 from gguf_flash.format.ggml_types import GgmlType, type_by_id
 from gguf_flash.format.keys import Keys
+from gguf_flash.format.model_keys import ACTIVATIONS, check_activation, check_blocks
 from gguf_flash.format.predictor import (
     Calibration,
     LayerPredictor,
@@ -45,7 +46,6 @@ __all__ = [
 FORMAT_VERSION = 1
 PART_NAMES = ("gate", "up", "down")
 PART_ALIGN = 32
-ACTIVATIONS = ("relu", "relu_sqr", "silu", "gelu", "gelu_erf", "drelu")
 SELECTS = ("all", "gate", "predictor")
 _BUNDLE = re.compile(r"blk\.(0|[1-9][0-9]*)\.ffn_bundle")
 
@@ -281,37 +281,6 @@ def _check_align(keys: Keys) -> int:
     return align
 
 
-def _check_blocks(keys: Keys, layers: list[int]) -> list[str]:
-    names = keys.get("blocks", "arr of str", required=False)
-    if names is None:
-        return [f"blk.{n}" for n in layers]
-    if len(names) != len(layers) or len(set(names)) != len(names) or "" in names:
-        raise reject(
-            26, keys.path, f"'flash_ffn.blocks' must hold {len(layers)} different names of blocks"
-        )
-    return [str(name) for name in names]
-
-
-def _check_activation(keys: Keys, n_layers: int, gated: bool) -> tuple[str, tuple[float, ...]]:
-    activation = keys.get("activation", "str", required=False)
-    if activation is not None and activation not in ACTIVATIONS:
-        raise reject(
-            18,
-            keys.path,
-            f"activation one of {', '.join(ACTIVATIONS)} expected, found '{activation}'",
-            UnsupportedError,
-        )
-    if activation == "drelu" and not gated:
-        raise reject(
-            18,
-            keys.path,
-            "activation drelu is one of gated FFNs, and this file's have no gate",
-            UnsupportedError,
-        )
-    thresholds = keys.numbers("threshold", "arr of f32", n_layers, 18, required=False)
-    return activation or "", tuple(float(t) for t in thresholds)
-
-
 def _bundle_tensors(path: Path, tensors: Sequence[Tensor], layers: list[int]) -> list[Tensor]:
     found: dict[int, Tensor] = {}
     for t in tensors:
@@ -408,11 +377,11 @@ def validate(
     _check_version(keys)
     select, gated, fused, names = _check_parts(keys)
     layers = _check_layers(keys)
-    blocks = _check_blocks(keys, layers)
+    blocks = check_blocks(keys, layers)
     n_embd = int(keys.get("n_embd", "u32"))
     types = _check_types(keys, len(layers), names, n_embd)
     align = _check_align(keys)
-    activation, thresholds = _check_activation(keys, len(layers), gated)
+    activation, thresholds = check_activation(keys, len(layers), gated)
     predictors = check_predictors(keys, layers) if select == "predictor" else ()
     calibration = check_calibration(keys, len(layers))
     sparsity = check_sparsity(keys, len(layers))

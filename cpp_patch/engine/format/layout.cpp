@@ -1,5 +1,6 @@
 #include "gguf_flash/layout.h"
 
+#include "block_names.h"
 #include "down_scale.h"
 #include "ggml.h"
 #include "gguf_flash/round.h"
@@ -173,28 +174,6 @@ private:
         return {};
     }
 
-    Status blocks() {
-        const Value * v = find("flash_ffn.blocks");
-        if (v != nullptr && !v->is_array_of(format::value_string)) {
-            return missing("flash_ffn.blocks", "an array of strings");
-        }
-        std::set<std::string> names;
-        for (size_t i = 0; i < out_.layers.size(); ++i) {
-            LayerLayout & layer = out_.layers[i];
-            layer.block = v == nullptr          ? "blk." + std::to_string(layer.layer)
-                        : i < v->strings.size() ? v->strings[i]
-                                                : "";
-            names.insert(layer.block);
-        }
-        if (names.size() != out_.layers.size() || names.count("") != 0 ||
-            (v != nullptr && v->strings.size() != names.size())) {
-            return corrupt("flash_ffn.blocks does not hold " + std::to_string(out_.layers.size()) +
-                               " different names of blocks",
-                           26);
-        }
-        return {};
-    }
-
     Status parts() {
         Status status = select();
         if (!status.ok()) {
@@ -328,6 +307,7 @@ private:
         return status;
     }
 
+    Status blocks() { return format::read_block_names(*this, out_); }
     Status predictors() { return format::read_predictor_keys(*this, out_); }
     Status calibration() { return format::read_calibration_keys(*this, out_); }
     Status down_scales() { return format::check_down_scales(*this, out_); }
