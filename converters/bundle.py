@@ -219,7 +219,7 @@ def _all_down(columns: DownColumns, n_ff: int, step: int, nbytes: int) -> NDArra
 
 def neuron_tensors(dense: DenseModel, ffn: FfnLayer, select: str) -> list[Tensor]:
     """The resident tensors of a layer whose rows follow the order of its neurons."""
-    names = [f"{ffn.block}.ffn_{p}.bias" for p in ("gate", "up")]
+    names = [f"{ffn.block}.ffn_{p}" for p in ("gate.bias", "up.bias", "sub_norm.weight")]
     names.append(threshold_name(ffn.layer))
     found = [dense.tensors[n] for n in names if n in dense.tensors]
     if select == "gate":

@@ -189,7 +189,11 @@ ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor 
                        "; convert again, or set flash_ffn.activation to the one the model was trained with");
     }
     // The name carries the block: il counts graph layers, which need not be blocks.
-    const int index = int(layout.find_block(w.down->name) - layout.layers.data());
+    const gguf_flash::LayerLayout * layer = layout.find_block(w.down->name);
+    if (layer == nullptr) {
+        refuse(il, "the architecture gives it '" + std::string(w.down->name) + "', which is not bundled");
+    }
+    const int index = int(layer - layout.layers.data());
     auto call = std::make_unique<flash_call>(*flash, index);
     call->activation = wanted;
     call->norm_eps = graph.hparams.f_norm_rms_eps;

@@ -12,7 +12,7 @@ ACTIVATIONS = ("relu", "relu_sqr", "silu", "gelu", "gelu_erf", "drelu")
 
 
 def check_blocks(keys: Keys, layers: list[int]) -> list[str]:
-    """What the names of each layer's dense tensors begin with (R24)."""
+    """What the names of each layer's dense tensors begin with (R26)."""
     names = keys.get("blocks", "arr of str", required=False)
     if names is None:
         return [f"blk.{n}" for n in layers]

@@ -54,29 +54,33 @@ def tokens(n: int = POSITIONS) -> list[int]:
     return [int(t) for t in np.random.default_rng(7).integers(0, 256, n)]
 
 
-def record(
-    family: str, check: str, measured: float, tolerance: float, *,
-    architecture: str, activation: str, form: str, type: str,
-) -> None:  # fmt: skip
+def note(
+    family: str, check: str, measured: float, tolerance: float, flash: Path, type: str
+) -> None:
     """Note what the running test measured, and fail it when that is not below ``tolerance``.
 
-    ``check`` says what was compared with what, and in which measure; ``form`` is from ``form_of``.
+    ``check`` says what was compared with what, and in which measure; ``flash`` is the file that
+    was run, ``type`` that of the dense model's FFN.
     """
+    from gguf_flash.format import read_layout
+
     assert family in FAMILIES
+    layout = read_layout(flash)
     print(f"{family}: {check}: {measured:.3g} < {tolerance:g} ({type})")
     assert measured < tolerance, f"{family}: {check}"
     path = os.environ.get("GGUF_FLASH_FAMILIES")
     if path:
         found = {
-            "family": family, "architecture": architecture, "activation": activation, "form": form,
-            "type": type, "check": check, "measured": measured, "tolerance": tolerance,
+            "family": family, "architecture": layout.text("general.architecture"),
+            "activation": layout.activation, "form": _form(layout), "type": type, "check": check,
+            "measured": measured, "tolerance": tolerance,
             "test": os.environ["PYTEST_CURRENT_TEST"].split(" (")[0].replace("::", " ", 1),
         }  # fmt: skip
         with Path(path).open("a") as results:
             results.write(json.dumps(found) + "\n")
 
 
-def form_of(layout: Any) -> str:
+def _form(layout: Any) -> str:
     """How a flash-GGUF's FFN is made."""
     return "fused" if layout.fused else "gated" if layout.gated else "plain"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from families import Array, form_of, mean_kl, record, tokens
+from families import Array, mean_kl, note, tokens
 from family_models import GEMMA3N_LAYERS, N_FF, make_family
 from family_reference import reference_logits
 from numpy_model import silence_attention
@@ -88,14 +88,6 @@ def logits(model: Path, libraries: Path, **env: str) -> Array:
     return logits_of([model], libraries, **env)[0]
 
 
-def note(name: str, check: str, measured: float, flash: Path, type: str) -> None:
-    layout = read_layout(flash)
-    record(
-        name, check, measured, TOLERANCE[type], architecture=layout.text("general.architecture"),
-        activation=layout.activation, form=form_of(layout), type=type,
-    )  # fmt: skip
-
-
 def flash_of(dense: Path, select: str) -> Path:
     """Converted and verified."""
     flash = dense.with_name(f"{dense.stem}.{select}.gguf")
@@ -117,7 +109,7 @@ def test_flash_predicts_as_unpatched_llama_cpp(tmp_path: Path, name: str, type: 
     files = [flash_of(dense, select) for select in form.selects]
     for select, flash, found in zip(form.selects, files, logits_of(files, lib_dir()), strict=True):
         kl = mean_kl(wanted, found)
-        note(name, f"KL, select {select}, to unpatched llama.cpp", kl, flash, type)
+        note(name, f"KL, select {select}, to unpatched llama.cpp", kl, TOLERANCE[type], flash, type)
 
 
 @pytest.mark.parametrize("type", TYPES)
@@ -134,7 +126,8 @@ def test_dense_and_flash_predict_as_numpy(tmp_path: Path, name: str, type: str) 
     assert mean_kl(wanted, own) < TOLERANCE[type]
     for select, flash, found in zip(form.selects, files, rest, strict=True):
         assert read_layout(flash).activation == form.activation
-        note(name, f"KL, select {select}, to numpy", mean_kl(wanted, found), flash, type)
+        kl = mean_kl(wanted, found)
+        note(name, f"KL, select {select}, to numpy", kl, TOLERANCE[type], flash, type)
 
 
 @pytest.mark.stock
@@ -151,7 +144,7 @@ def test_attention_is_unpatched_llama_cpps(tmp_path: Path, name: str) -> None:
     own, found, *rest = logits_of([tmp_path / "own.gguf", flash, *usual], lib_dir())
     assert all(mean_kl(wanted, x) < TOLERANCE["F32"] for x in rest)
     kl = mean_kl(own, found)
-    note(name, "KL, select gate, to the patched dense model", kl, flash, "F32")
+    note(name, "KL, select gate, to the patched dense model", kl, TOLERANCE["F32"], flash, "F32")
     assert mean_kl(wanted, own) > VISIBLE
 
 
@@ -165,6 +158,17 @@ def test_bitnet_files_run_another_activation_in_unpatched_llama_cpp(tmp_path: Pa
     convert(public, flash, select="gate", activation="relu_sqr")
     for found in logits_of([public, flash], lib_dir(), GGUF_FLASH_ACTIVATION="relu_sqr"):
         assert mean_kl(right, found) < TOLERANCE["F32"]
+
+
+def test_bitnets_norm_moves_with_its_neurons(tmp_path: Path) -> None:
+    dense = make_family(tmp_path / "dense.gguf", "bitnet", activation="relu_sqr")
+    orders = {i: np.random.default_rng(i).permutation(N_FF) for i in range(2)}
+    usual, moved = flash_of(dense, "gate"), tmp_path / "moved.gguf"
+    convert(dense, moved, select="gate", orders=orders)
+    report = verify(moved, dense)
+    assert report.ok and report.permuted_layers == 2
+    wanted, found = logits_of([usual, moved], lib_dir())
+    assert mean_kl(wanted, found) < 1e-10
 
 
 def selected(flash: Path, n: int) -> list[float]:

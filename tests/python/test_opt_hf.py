@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Cli
+from families import note
 from test_hf import MISSING, Checkpoint, vocabulary_file
 
 from gguf_flash import FlashLlama
@@ -176,11 +177,21 @@ def test_logits_are_those_of_transformers(
     print(f"{kind}: logits differ by {difference:.2e} of a deviation of {wanted.std():.2f}")
     assert wanted.std() > 1
     assert difference < TOLERANCE.get(kind, 1e-3)
+    table = {"gelu": "", "after": "opt-350m"}.get(kind, "opt")  # GELU is no family of the table
+    if table:
+        note(
+            table, "largest difference of logits, dense to transformers", difference, 1e-3,
+            checkpoints.gguf(kind, "gate"), "F32",
+        )  # fmt: skip
     for select in ("all", "gate") if kind != "gelu" else ("all",):
         flash = evaluate(checkpoints.gguf(kind, select), tokens)
         apart = float(np.abs(flash - found).max() / np.abs(found).max())
-        print(f"{kind}: flash {select} differs from dense by {apart:.2e} of the largest logit")
         assert apart < (1e-5 if kind != "gelu" else 1e-3)
+        if table:
+            note(
+                table, f"of the largest logit, select {select} to dense", apart, 1e-5,
+                checkpoints.gguf(kind, select), "F32",
+            )  # fmt: skip
         layout = read_layout(checkpoints.gguf(kind, select))
         assert layout.activation == ("gelu" if kind == "gelu" else "relu")
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Cli
+from families import note
 from test_hf import MISSING, Checkpoint
 from test_opt_hf import POSITIONS, STEPS, evaluate, greedy, load
 
@@ -121,12 +122,17 @@ def test_logits_are_those_of_transformers(
     record_property("max_logit_difference", difference)
     print(f"{kind}: logits differ by {difference:.2e}, {difference / largest:.2e} of the largest")
     assert wanted.std() > 1
-    assert difference < 1e-3
+    note(
+        "persimmon", "largest difference of logits, dense to transformers", difference, 1e-3,
+        checkpoints.gguf(kind, "gate"), "F32",
+    )  # fmt: skip
     for select in ("all", "gate"):
         flash = evaluate(checkpoints.gguf(kind, select), tokens)
         apart = float(np.abs(flash - found).max() / np.abs(found).max())
-        print(f"{kind}: flash {select} differs from dense by {apart:.2e} of the largest logit")
-        assert apart < 1e-5
+        note(
+            "persimmon", f"of the largest logit, select {select} to dense", apart, 1e-5,
+            checkpoints.gguf(kind, select), "F32",
+        )  # fmt: skip
         layout = read_layout(checkpoints.gguf(kind, select))
         assert layout.activation == ("relu" if kind == "relu" else "relu_sqr")
 

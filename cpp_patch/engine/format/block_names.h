@@ -6,7 +6,7 @@
 
 namespace gguf_flash::format {
 
-// Fills LayerLayout::block of all layers; rule R24.
+// Fills LayerLayout::block of all layers; rule R26.
 Status read_block_names(const KeyReader & keys, Layout & layout);
 
 } // namespace gguf_flash::format
