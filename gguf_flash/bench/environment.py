@@ -13,14 +13,17 @@ from typing import Any
 from gguf_flash import __version__, runtime
 from gguf_flash.session import default_threads
 
-__all__ = ["environment"]
+__all__ = ["disk", "environment"]
+
+_VARIABLES = ("OMP_", "GOMP_", "GGUF_FLASH_", "CMAKE_ARGS")
 
 
 def environment(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Facts about this machine and the disk that holds `path`, for a report's head.
 
     Keys: time, machine, cores, threads, kernel, memory_bytes, load, disk, simd, io_uring,
-    direct_io, dio_align, versions, commit ("" outside of a checkout of this project).
+    direct_io, dio_align, versions, variables (those that change how fast or how things run),
+    commit ("" outside of a checkout of this project).
     """
     from gguf_flash import _core
 
@@ -36,6 +39,7 @@ def environment(path: str | os.PathLike[str]) -> dict[str, Any]:
         "disk": disk(path),
         **{k: facts[k] for k in ("simd", "io_uring", "direct_io", "dio_align")},
         "versions": _versions(),
+        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_VARIABLES)},
         "commit": _commit(),
     }
 

@@ -11,7 +11,7 @@ import pytest
 
 ENVIRONMENT_KEYS = {
     "time", "machine", "cores", "threads", "kernel", "memory_bytes", "load", "disk", "simd",
-    "io_uring", "direct_io", "dio_align", "versions", "commit",
+    "io_uring", "direct_io", "dio_align", "versions", "variables", "commit",
 }  # fmt: skip
 
 

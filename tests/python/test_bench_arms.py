@@ -60,8 +60,12 @@ def test_ours_alone_needs_no_stock(cli: Cli, planted: Path) -> None:
 
 
 def test_ablation_report(cli: Cli, planted: Path) -> None:
-    report = cli.json("bench", "ablation", *pair(planted), *SMALL, *FEW, "--rounds", "1")
+    words = (*SMALL, *FEW, "--rounds", "1")
+    report = cli.json(
+        "bench", "ablation", *pair(planted), *words, env={"OMP_WAIT_POLICY": "passive"}
+    )
     check_head(report, "ablation")
+    assert report["environment"]["variables"]["OMP_WAIT_POLICY"] == "passive"
     steps = {s["name"]: s for s in report["steps"]}
     assert list(steps) == ["naive", "hybrid", "predictor", "window", "budget"]
     for step in steps.values():
