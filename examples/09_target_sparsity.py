@@ -150,10 +150,10 @@ def main() -> None:
             rows.append(row(target, criterion, text, args))
             if args.json:
                 print(json.dumps(rows[-1]), flush=True)
+            if args.out:  # after each row: a large model takes hours
+                write(rows, args)
     if not args.json:
         print(table(rows), end="")
-    if args.out:
-        write(rows, args)
 
 
 if __name__ == "__main__":
