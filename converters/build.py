@@ -237,13 +237,22 @@ def _task(
         order = orders.get(x.layer)
         if order is not None and not np.array_equal(np.sort(order), np.arange(x.n_ff)):
             raise ArgumentError(f"the order of layer {x.layer} is not a permutation of {x.n_ff}")
-    plans = [plan_layer(x, select, kind, align, x.layer in orders) for x in layers]
+    plans = [plan_layer(x, select, kind, align, _no_codes(dense, x, orders)) for x in layers]
     keep = {t.name for x in layers for t in neuron_tensors(dense, x, select)}
     gone = {t.name for x in layers for t in x.tensors} - keep
     resident = [t for t in dense.tensors.values() if t.name not in gone]
     if select == "gate":
         resident += [x.split_gate for x in layers if x.split_gate]
     return _Task(dense, plans, resident, orders, select, None, ThresholdTensors({}))
+
+
+def _no_codes(dense: DenseModel, ffn: FfnLayer, orders: Orders) -> str:
+    """Why the layer's down rows must not be codes, whatever their type; "" if they may."""
+    if ffn.layer in orders:
+        return "its neurons get another order"
+    if f"{ffn.block}.ffn_sub_norm.weight" in dense.tensors:
+        return "a norm comes before it"  # it is not known when the codes are added
+    return ""
 
 
 def _layer_sizes(task: _Task) -> tuple[dict[int, int], int]:

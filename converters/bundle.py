@@ -60,14 +60,14 @@ class BundlePlan:
         return PlannedTensor(bundle_name(self.ffn.layer), (self.stride, self.ffn.n_ff), TYPES[24])
 
 
-def _down_type(ffn: FfnLayer, asked: GgmlType | None, reordered: bool) -> GgmlType:
+def _down_type(ffn: FfnLayer, asked: GgmlType | None, no_codes: str) -> GgmlType:
     """The type of the layer's down rows: what is asked for, else what loses nothing measurable."""
-    fits = codes_fit(ffn) and not reordered
+    fits = codes_fit(ffn) and not no_codes
     if asked == CODES and not fits:
+        found = f"{ffn.down.type.name}, and {no_codes}" if no_codes else ffn.down.type.name
         raise ArgumentError(
-            f"down type i8 keeps the codes of a Q8_0 matrix in its order, block {ffn.layer} has"
-            f" {ffn.down.type.name}{' in another order' if reordered else ''}; use --outtype q8_0,"
-            " or choose another --down-type"
+            f"down type i8 keeps the codes of a Q8_0 matrix, '{ffn.block}' has {found};"
+            " use --outtype q8_0, or choose another --down-type"
         )
     if asked is not None:
         return asked
@@ -75,9 +75,12 @@ def _down_type(ffn: FfnLayer, asked: GgmlType | None, reordered: bool) -> GgmlTy
 
 
 def plan_layer(
-    ffn: FfnLayer, select: str, down_type: GgmlType | None, align: int, reordered: bool = False
+    ffn: FfnLayer, select: str, down_type: GgmlType | None, align: int, no_codes: str = ""
 ) -> BundlePlan:
-    """Choose the part types and the stride; ArgumentError or UnsupportedError if impossible."""
+    """Choose the part types and the stride; ArgumentError or UnsupportedError if impossible.
+
+    ``no_codes`` says why the down rows of a Q8_0 matrix must not be codes, if so.
+    """
     names = legal_parts(select, ffn.gated, ffn.fused)
     if names is None:
         raise UnsupportedError(
@@ -85,7 +88,7 @@ def plan_layer(
             f"{ffn.fused})"
         )
     n_embd = ffn.down.shape[1]
-    down = _down_type(ffn, down_type, reordered)
+    down = _down_type(ffn, down_type, no_codes)
     if n_embd % down.block:
         raise ArgumentError(
             f"down type {down.name} needs rows of whole blocks of {down.block}, block {ffn.layer} "

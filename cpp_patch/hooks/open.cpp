@@ -68,22 +68,28 @@ std::vector<std::string> open_paths(const llama_model_loader & ml, std::string &
     return paths;
 }
 
+// The string under a key, "" if there is none.
+std::string string_of(const llama_model_loader & ml, const char * key) {
+    const int64_t id = gguf_find_key(ml.metadata, key);
+    return id >= 0 && gguf_get_kv_type(ml.metadata, id) == GGUF_TYPE_STRING ? gguf_get_val_str(ml.metadata, id) : "";
+}
+
 // Their graphs multiply FFN matrices themselves. tests/patch/test_own_ffns.py compares the list with the
 // pinned source; converters/architectures.py has the same.
 constexpr llm_arch own_ffns[] = { LLM_ARCH_APERTUS, LLM_ARCH_GRANITE_SWITCH, LLM_ARCH_KIMI_K3, LLM_ARCH_RWKV6,
                                   LLM_ARCH_RWKV7 };
 
-// Refuses, before anything is read, what the first decode could only fail.
-void refuse_own_ffn(llm_arch arch, const gguf_flash::Layout & layout) {
+// Refuses, before any memory is reserved, what the first decode could only fail.
+void refuse_own_ffn(llm_arch arch, const std::string & select) {
     const std::string name = llm_arch_name(arch);
     if (std::find(std::begin(own_ffns), std::end(own_ffns), arch) != std::end(own_ffns)) {
         flash_refuse({ gguf_flash::Code::unsupported, "cannot run architecture '" + name +
                                                           "' from flash: its graph in llama.cpp multiplies the FFN "
                                                           "matrices itself; run the dense model" });
     }
-    if (arch == LLM_ARCH_GEMMA3N && layout.select != gguf_flash::Select::gate) {
+    if (arch == LLM_ARCH_GEMMA3N && select != to_string(gguf_flash::Select::gate)) {
         flash_refuse({ gguf_flash::Code::unsupported, "cannot run architecture '" + name +
-                                                          "' from flash with select '" + to_string(layout.select) +
+                                                          "' from flash with select '" + select +
                                                           "': its graph compares all gate values of a token; convert "
                                                           "again with --select gate" });
     }
@@ -123,11 +129,8 @@ void take_tensors(llama_model_loader & ml, const gguf_flash::Layout & layout) {
 
 // Whether the model or a person, rather than the converter's table, says what the activation is.
 bool activation_was_chosen(const llama_model_loader & ml) {
-    const std::string hidden = ml.arch_name + ".hidden_activation";
-    const int64_t id = gguf_find_key(ml.metadata, "flash_ffn.activation.source");
-    return gguf_find_key(ml.metadata, hidden.c_str()) >= 0 ||
-           (id >= 0 && gguf_get_kv_type(ml.metadata, id) == GGUF_TYPE_STRING &&
-            std::string(gguf_get_val_str(ml.metadata, id)) == "asked");
+    return gguf_find_key(ml.metadata, (ml.arch_name + ".hidden_activation").c_str()) >= 0 ||
+           string_of(ml, "flash_ffn.activation.source") == "asked";
 }
 
 std::shared_mutex registry_mutex;
@@ -155,11 +158,11 @@ gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model 
                            "devices" });
         }
     }
+    refuse_own_ffn(model.arch, string_of(ml, "flash_ffn.select"));
     std::string label;
     const std::vector<std::string> paths = open_paths(ml, label);
     auto engine = gguf_flash::Model::open(paths, label, settings, !ml.no_alloc);
     or_refuse(engine.status());
-    refuse_own_ffn(model.arch, engine.value()->layout());
     take_tensors(ml, engine.value()->layout());
     ml.use_mmap = false;
     const bool chosen = settings.activation != gguf_flash::Activation::from_graph || activation_was_chosen(ml);

@@ -16,6 +16,7 @@ from pathlib import Path
 from gguf_flash.errors import CorruptFileError, NotFlashError, UnsupportedError, VersionError
 from gguf_flash.format.container import Tensor, Value, reject
 from gguf_flash.format.down_scale import check_down_scales
+from gguf_flash.format.extents import FileExtent, check_extents
 from gguf_flash.format.ggml_types import GgmlType, type_by_id
 from gguf_flash.format.keys import Keys
 from gguf_flash.format.model_keys import ACTIVATIONS, check_activation, check_blocks
@@ -32,7 +33,6 @@ __all__ = [
     "ACTIVATIONS",
     "FORMAT_VERSION",
     "PART_NAMES",
-    "FileExtent",
     "FlashLayout",
     "LayerBundle",
     "Part",
@@ -94,16 +94,6 @@ class LayerBundle:
     def part(self, name: str) -> Part | None:
         """The part called ``name``, or None when bundles do not hold it."""
         return next((p for p in self.parts if p.name == name), None)
-
-
-@dataclass(frozen=True)
-class FileExtent:
-    """A file of the set: its size in bytes, where its tensor data begins, and its alignment."""
-
-    path: Path
-    size: int
-    data_offset: int
-    alignment: int
 
 
 @dataclass(frozen=True)
@@ -316,31 +306,6 @@ def _check_bundle(
     return LayerBundle(layer[0], n_ff, stride, t.file, t.offset, parts, layer[1])
 
 
-def _check_extents(tensors: Sequence[Tensor], files: Sequence[FileExtent]) -> None:
-    """R15 and R16: every tensor inside its file, aligned, and on top of no other."""
-    for index, extent in enumerate(files):
-        end, last = extent.data_offset, "the header"
-        for t in sorted((t for t in tensors if t.file == index), key=lambda t: t.offset):
-            if (t.offset - extent.data_offset) % extent.alignment:
-                raise reject(
-                    16,
-                    extent.path,
-                    f"'{t.name}' begins at {t.offset - extent.data_offset}, not a multiple of "
-                    f"{extent.alignment}",
-                )
-            if t.offset + t.nbytes > extent.size:
-                raise reject(
-                    15,
-                    extent.path,
-                    f"the data of '{t.name}' ends at byte {t.offset + t.nbytes} of a file of "
-                    f"{extent.size}; it is truncated, fetch or convert it again",
-                )
-            if t.nbytes and t.offset < end:
-                raise reject(16, extent.path, f"the data of '{t.name}' overlaps {last}")
-            if t.nbytes:
-                end, last = t.offset + t.nbytes, f"that of '{t.name}'"
-
-
 def _check_residents(
     path: Path, tensors: Mapping[str, Tensor], bundles: Sequence[LayerBundle],
     select: str, gated: bool, n_embd: int,
@@ -392,7 +357,7 @@ def validate(
     for i, t in enumerate(_bundle_tensors(path, tensors, layers)):
         own = types[i * len(names) : (i + 1) * len(names)]
         bundles.append(_check_bundle(path, t, (layers[i], blocks[i]), names, own, n_embd, align))
-    _check_extents(tensors, files)
+    check_extents(tensors, files)
     _check_residents(path, by_name, bundles, select, gated, n_embd)
     check_predictor_tensors(path, by_name, predictors, [b.n_ff for b in bundles], n_embd)
     check_down_scales(path, by_name, bundles, n_embd)

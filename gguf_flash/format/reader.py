@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from gguf_flash.errors import ArgumentError
 from gguf_flash.format.container import Container, Tensor, read_container, reject
-from gguf_flash.format.layout import FileExtent, FlashLayout, LayerBundle, validate
+from gguf_flash.format.extents import FileExtent
+from gguf_flash.format.layout import FlashLayout, LayerBundle, validate
 
 __all__ = ["read_bundle", "read_layout", "read_part", "read_set"]
 

@@ -27,8 +27,9 @@ from gguf_flash.format.container import (
     Value,
     encode_value,
 )
+from gguf_flash.format.extents import FileExtent
 from gguf_flash.format.ggml_types import GgmlType
-from gguf_flash.format.layout import FileExtent, FlashLayout, round_up, validate
+from gguf_flash.format.layout import FlashLayout, round_up, validate
 
 if TYPE_CHECKING:
     from typing_extensions import Self

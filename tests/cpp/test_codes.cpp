@@ -146,6 +146,33 @@ TEST_CASE("codes: a Q8_0 FFN has the bits of ggml's dense one") {
     }
 }
 
+TEST_CASE("codes: one token after a long prompt, and the prompt again") {
+    const StoredFlash stored(codes_spec("silu", 576, 128)); // 300 tokens of lanes take 5.3 MiB
+    const auto model = open_flash(stored.path);
+    const Floats prompt = stored.input(300), token = stored.input(1, 9);
+    const Floats whole = call(*model, 0, prompt, 300, 2), one = call(*model, 0, token, 1, 2);
+    CHECK(same_bits(call(*open_flash(stored.path), 0, token, 1), one));
+    CHECK(same_bits(call(*model, 0, prompt, 300), whole));
+}
+
+TEST_CASE("codes: a norm before them is refused") {
+    const StoredFlash stored(codes_spec("relu_sqr", 64, 128));
+    const auto model = open_flash(stored.path);
+    const Floats x = stored.input(1), norm(128, 1.0f);
+    Floats out(x.size(), 1e30f);
+    FfnInput in;
+    in.n_tokens = 1;
+    in.x = x.data();
+    in.out = out.data();
+    in.x_stride = in.out_stride = 64;
+    in.norm = norm.data();
+    FfnOp op(std::shared_ptr<Model>(model, &model->model()), 0);
+    const Status status = run_op(op, in, 2);
+    CHECK(status.code() == Code::unsupported);
+    CHECK(status.message().find("has down codes and a norm before them; convert") != std::string::npos);
+    CHECK(zero(out));
+}
+
 TEST_CASE("codes: waves end where blocks do, whatever is selected") {
     FlashSpec spec = codes_spec("relu", 64, 640);
     spec.select = Select::gate;

@@ -13,8 +13,29 @@
 
 namespace gguf_flash {
 
+namespace {
+
+constexpr size_t kept_lanes = 4 << 20; // bytes that are not worth giving back
+
+} // namespace
+
 float * FfnRun::lanes(uint32_t token, size_t column) const {
-    return session().lanes.data() + size_t(token) * code_lanes * n_embd_ + column;
+    return reinterpret_cast<float *>(session().lanes.data()) + size_t(token) * code_lanes * n_embd_ + column;
+}
+
+// A prompt's lanes are many times those of one token: the first call that needs few gives them back.
+void FfnRun::reserve_lanes() {
+    if (!state_.codes) {
+        return;
+    }
+    Session & s = session();
+    s.code_scratch.resize(std::max<size_t>(s.code_scratch.size(), size_t(nth_)));
+    const size_t bytes = size_t(in_.n_tokens) * code_lanes * n_embd_ * sizeof(float);
+    const bool fits = bytes <= s.lanes.bytes() && (s.lanes.bytes() <= kept_lanes || s.lanes.bytes() / 4 <= bytes);
+    if (!fits && !s.lanes.allocate(bytes)) {
+        fail({ Code::ram_too_small, "cannot reserve " + std::to_string(bytes >> 20) + " MiB for a prompt of " +
+                                        std::to_string(in_.n_tokens) + " tokens; set a smaller micro-batch" });
+    }
 }
 
 // Lists the blocks of selection[first, end) and where each of their rows is, from a column on.

@@ -11,15 +11,17 @@ namespace gguf_flash {
 class Pages {
 public:
     Pages() = default;
-    ~Pages();
+    ~Pages() { release(); }
     Pages(const Pages &) = delete;
     Pages & operator=(const Pages &) = delete;
 
-    bool allocate(size_t bytes);
+    bool allocate(size_t bytes); // in place of what there was, also when it fails
     uint8_t * data() const { return data_; }
     size_t bytes() const { return bytes_; }
 
 private:
+    void release();
+
     uint8_t * data_ = nullptr;
     size_t bytes_ = 0;
 };
@@ -98,7 +100,7 @@ public:
     std::vector<float> squares;               // [n_tokens, wave]: theirs, where a norm follows
     std::vector<std::vector<float>> expanded; // per thread: down rows as floats
     std::vector<CodeScratch> code_scratch;    // per thread
-    std::vector<float> lanes;                 // [n_tokens, code_lanes, n_embd]: sums of down codes so far
+    Pages lanes;                              // floats [n_tokens, code_lanes, n_embd]: sums of down codes so far
     uint32_t wave_end = 0;                    // the wave under way ends before this selected neuron
     Pages staging;                            // stream_buffers pieces of Model::stream_piece() bytes
     bool arrived[stream_buffers] = {};        // per piece: its chunk is there

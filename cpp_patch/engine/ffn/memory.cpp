@@ -88,6 +88,7 @@ uint64_t available_memory() {
 }
 
 bool Pages::allocate(size_t bytes) {
+    release();
     void * p = bytes == 0 ? nullptr : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) {
         return false;
@@ -102,10 +103,12 @@ bool Pages::allocate(size_t bytes) {
     return true;
 }
 
-Pages::~Pages() {
+void Pages::release() {
     if (data_ != nullptr) {
         munmap(data_, bytes_);
     }
+    data_ = nullptr;
+    bytes_ = 0;
 }
 
 } // namespace gguf_flash

@@ -1,7 +1,5 @@
 #include "run.h"
 
-#include "gguf_flash/kernels.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -74,7 +72,9 @@ void FfnRun::execute() {
     }
     clear_output();
     barrier();
-    clear_lanes();
+    if (!failed()) {
+        clear_lanes();
+    }
     quantize_x();
     mark_selected();
     barrier();
@@ -110,10 +110,7 @@ void FfnRun::begin() {
     s.not_a_number.store(false);
     s.last.assign(state_.layout.n_ff, 0);
     s.expanded.resize(std::max<size_t>(s.expanded.size(), size_t(nth_)));
-    if (state_.codes) {
-        s.code_scratch.resize(std::max<size_t>(s.code_scratch.size(), size_t(nth_)));
-        s.lanes.resize(std::max<size_t>(s.lanes.size(), size_t(in_.n_tokens) * code_lanes * n_embd_));
-    }
+    reserve_lanes();
     evictions_before_ = state_.cache.evictions();
     reserve_x();
     state_.cache.begin(in_.n_tokens);
@@ -121,6 +118,10 @@ void FfnRun::begin() {
         fail({ Code::argument, "the activation of '" + op_.model_->label() +
                                    "' is not known: the file does not name "
                                    "it; set flash_ffn.activation" });
+    }
+    if (state_.codes && in_.norm != nullptr) {
+        fail({ Code::unsupported, "layer " + std::to_string(state_.layout.layer) + " of '" + op_.model_->label() +
+                                      "' has down codes and a norm before them; convert the model again" });
     }
     if ((select_ == Select::all) != (in_.scores == nullptr)) {
         fail({ Code::argument, "layer " + std::to_string(state_.layout.layer) + " of '" + op_.model_->label() +

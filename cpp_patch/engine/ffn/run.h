@@ -73,6 +73,7 @@ private:
     void accumulate_codes(uint32_t first, uint32_t end);
     void gather_block_rows(CodeScratch & scratch, uint32_t first, uint32_t end, size_t column) const;
     void quantize_h(CodeScratch & scratch, uint32_t token, uint32_t first, uint32_t end) const;
+    void reserve_lanes(); // thread 0
     void clear_lanes();
     void sum_lanes_up();
     float * lanes(uint32_t token, size_t column) const;

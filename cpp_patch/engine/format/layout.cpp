@@ -6,6 +6,7 @@
 #include "gguf_flash/round.h"
 #include "key_reader.h"
 #include "predictor_keys.h"
+#include "split_set.h"
 #include "threshold_keys.h"
 
 #include <cstdio>
@@ -68,36 +69,6 @@ private:
         out_.version = 1;
         const Value * arch = find("general.architecture");
         out_.architecture = arch != nullptr && arch->is(format::value_string) ? arch->strings[0] : "";
-        return {};
-    }
-
-    static uint64_t number(const Header & header, const char * key, uint64_t otherwise) {
-        const Value * v = header.find(key);
-        const bool usable = v != nullptr && v->is_integer() && v->numbers[0] >= 0 && v->numbers[0] < double(1 << 30);
-        return usable ? uint64_t(v->numbers[0]) : otherwise;
-    }
-
-    Status splits() {
-        if (headers_[0].find("split.count") == nullptr) {
-            return {};
-        }
-        const uint64_t count = number(headers_[0], "split.count", UINT64_MAX);
-        if (count <= 1) {
-            return {};
-        }
-        uint64_t tensors = 0;
-        bool whole = count == headers_.size();
-        for (size_t i = 0; i < headers_.size(); ++i) {
-            whole = whole && number(headers_[i], "split.no", UINT64_MAX) == i &&
-                    number(headers_[i], "split.count", UINT64_MAX) == count;
-            tensors += headers_[i].tensors.size();
-        }
-        if (!whole || number(headers_[0], "split.tensors.count", UINT64_MAX) != tensors) {
-            return bad(Code::corrupt,
-                       "its split set is incomplete or this is not its first file; put all files in one "
-                       "folder and give the first",
-                       19);
-        }
         return {};
     }
 
@@ -245,25 +216,28 @@ private:
         out_.n_embd = uint32_t(n_embd);
         size_t i = 0;
         for (LayerLayout & layer : out_.layers) {
-            uint64_t offset = 0;
             for (Part part : parts_) {
-                const double t = v->numbers[i++];
-                PartLayout p;
-                p.part = part;
-                p.type = t < GGML_TYPE_COUNT ? int(t) : -1;
-                const bool known = is_weight_type(p.type) || (part == Part::down && p.type == GGML_TYPE_I8);
-                if (!known || out_.n_embd % uint64_t(ggml_blck_size(ggml_type(p.type))) != 0) {
-                    return corrupt("part '" + std::string(to_string(part)) + "' of layer " +
-                                       std::to_string(layer.layer) + " has type " + std::to_string(int64_t(t)) +
-                                       ", which is unknown or does not divide rows of " + std::to_string(out_.n_embd),
-                                   10);
-                }
-                p.bytes = ggml_row_size(ggml_type(p.type), out_.n_embd);
-                p.offset = round_up(offset, part_align);
-                offset = p.offset + p.bytes;
-                layer.parts.push_back(p);
+                status = status.ok() ? place(layer, part, v->numbers[i++]) : status;
             }
         }
+        return status;
+    }
+
+    // Puts a part of a type (a number that the file gives) behind those that the layer's bundles have.
+    Status place(LayerLayout & layer, Part part, double type) {
+        PartLayout p;
+        p.part = part;
+        p.type = type < GGML_TYPE_COUNT ? int(type) : -1;
+        const bool known = is_weight_type(p.type) || (part == Part::down && p.type == GGML_TYPE_I8);
+        if (!known || out_.n_embd % uint64_t(ggml_blck_size(ggml_type(p.type))) != 0) {
+            return corrupt("part '" + std::string(to_string(part)) + "' of layer " + std::to_string(layer.layer) +
+                               " has type " + std::to_string(int64_t(type)) +
+                               ", which is unknown or does not divide rows of " + std::to_string(out_.n_embd),
+                           10);
+        }
+        p.bytes = ggml_row_size(ggml_type(p.type), out_.n_embd);
+        p.offset = layer.parts.empty() ? 0 : round_up(layer.parts.back().offset + layer.parts.back().bytes, part_align);
+        layer.parts.push_back(p);
         return {};
     }
 
@@ -307,6 +281,7 @@ private:
         return status;
     }
 
+    Status splits() { return format::check_split_set(*this, headers_); }
     Status blocks() { return format::read_block_names(*this, out_); }
     Status predictors() { return format::read_predictor_keys(*this, out_); }
     Status calibration() { return format::read_calibration_keys(*this, out_); }
