@@ -42,14 +42,18 @@ def _row(arm: dict[str, Any]) -> list[str]:
         _size(read),
         _number(arm["requests_per_token"] if engine else None, "{:.0f}"),
         _number(arm["hit_rate"], "{:.1%}"),
-        _number(arm["token_ms"], "{:.0f}"),
-        *(_number(t if engine else None, "{:.0f}") for t in times),
+        _milliseconds(arm["token_ms"]),
+        *(_milliseconds(t if engine else None) for t in times),
         _size(arm["peak_rss_bytes"]),
     ]
 
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
+
+
+def _milliseconds(value: float | None) -> str:
+    return _number(value, "{:.0f}" if (value or 0) >= 100 else "{:.1f}")
 
 
 def _size(value: float | None) -> str:
