@@ -49,11 +49,19 @@ def decode_error(model: int, status: int) -> FlashError:
 class Session:
     """A model, dense or flash, and its context.
 
-    Use it as a context manager, or call `close`. One thread at a time.
+    Use it as a context manager, or call `close`. One thread at a time. With `repack` off, llama.cpp
+    leaves quantized weights as they lie in the file; else it copies some into a faster order, in
+    RAM that no file backs.
     Raises a FlashError if the model cannot be loaded.
     """
 
-    def __init__(self, path: str | os.PathLike[str], settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        settings: Settings | None = None,
+        *,
+        repack: bool = True,
+    ) -> None:
         self.path = os.fspath(path)
         self.api = low_level()
         self.log = LlamaLog(self.api)
@@ -64,6 +72,7 @@ class Session:
         params = self.api.llama_model_default_params()
         self._overrides = override_array(self.api, (settings or Settings()).overrides())
         params.kv_overrides = self._overrides
+        params.use_extra_bufts = repack
         with self.log:
             self._model = self.api.llama_model_load_from_file(os.fsencode(self.path), params)
         if self._model is None:

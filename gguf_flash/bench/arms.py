@@ -36,7 +36,8 @@ class Work:
 
     stock: folder of unpatched libraries, "" for ours. prompt: a text, or "" for `prompt_tokens`
     random tokens drawn with `seed`. warmup and tokens: decoded one by one, untimed and timed, both
-    for `seconds` at most. per_token: report what each token read.
+    for `seconds` at most. per_token: report what each token read. repack: let llama.cpp copy
+    quantized weights into a faster order, which no file backs.
     """
 
     model: str
@@ -52,6 +53,7 @@ class Work:
     top_p: float | None = None
     seed: int = 0
     per_token: bool = False
+    repack: bool = True
 
 
 @dataclass(frozen=True)

@@ -117,8 +117,8 @@ class Plan:
         return left
 
     def mmap(self) -> Arm:
-        """Unpatched llama.cpp under the limit."""
-        work = replace(self.work, model=str(self.pair.dense), stock=self.stock)
+        """Unpatched llama.cpp under the limit, nothing copied out of the mapping."""
+        work = replace(self.work, model=str(self.pair.dense), stock=self.stock, repack=False)
         return Arm("mmap", "unpatched llama.cpp, mmap, under the limit", work, self.limit)
 
     def whole(self) -> Arm:

@@ -31,7 +31,7 @@ class _Run:
 
         self.work = work
         begin = time.perf_counter()
-        self.session = Session(work.model, Settings(**work.settings))
+        self.session = Session(work.model, Settings(**work.settings), repack=work.repack)
         self.load_s = time.perf_counter() - begin
         self.prompt = self._prompt()
         batch = min(512, len(self.prompt))

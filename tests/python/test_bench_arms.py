@@ -223,6 +223,23 @@ def test_shares_of_ram(planted: Path) -> None:
         both.limit("5000%")
 
 
+@pytest.mark.stock
+@pytest.mark.root
+def test_mmap_of_a_quantized_model_keeps_no_copy(tmp_path: Path) -> None:
+    """Repacked, these 40 MB of Q4_0 would be as many bytes of anonymous memory again."""
+    from stock import stock_lib_dir
+
+    from gguf_flash.bench.make_model import make_model
+    from gguf_flash.bench.shapes import custom_shape
+
+    needs_cgroup()
+    make_model(tmp_path, custom_shape(1024, 4096, 6, 512), "q4_0", tokens=48)
+    both = Pair.open(*pair(tmp_path))
+    plan = Plan(both, str(stock_lib_dir()), 1 << 30, 0, Work("", tokens=2, warmup=0, threads=1))
+    mapped, whole = run_arm(plan.mmap()), run_arm(plan.whole())
+    assert mapped["peak_rss_bytes"] < whole["peak_rss_bytes"] - both.dense_bytes // 2
+
+
 def test_bound_takes_the_slower(planted: Path) -> None:
     flash = pair(planted)[1]
     arm = {"bytes_per_token": 1.0, "requests_per_token": 1.0, "memory": {"resident_bytes": 1 << 40}}
