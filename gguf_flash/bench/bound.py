@@ -15,13 +15,15 @@ _SMALLEST_READ = 4096
 def bound_of(arm: dict[str, Any], flash: Path, threads: int, depth: int = 32) -> dict[str, Any]:
     """max(resident bytes / memory bandwidth, missed bytes / device speed) for an arm's summary.
 
-    The device is read at the arm's own request size. Keys: tokens_per_s, token_ms, memory_ms,
+    The device is read at the arm's own request size, with `depth`, twice and four times as many
+    reads in flight, of which the best counts. Keys: tokens_per_s, token_ms, memory_ms,
     device_ms, binds ("memory" or "device"), memory_bytes_per_s, device_bytes_per_s, request_bytes.
     """
     missed, requests = arm["bytes_per_token"] or 0.0, arm["requests_per_token"] or 0.0
     size = int(missed / requests) if requests else _SMALLEST_READ
     memory = memory_bandwidth(threads)
-    device = random_speed(flash, size, depth)
+    # What was reached once can be reached: the best of three, for a bound must not be too low.
+    device = max(random_speed(flash, size, depth * more, 0.5) for more in (1, 2, 4))
     memory_ms = 1000 * arm["memory"]["resident_bytes"] / memory
     device_ms = 1000 * missed / device
     best = max(memory_ms, device_ms)

@@ -45,7 +45,8 @@ def test_decode_report(cli: Cli, planted: Path, tmp_path: Path) -> None:
     )
     bound = report["bound"]
     assert bound["token_ms"] == max(bound["memory_ms"], bound["device_ms"])
-    assert 0 < report["bound_ratio"] <= 1
+    rate = arms["ours"]["tokens_per_s"]["median"]
+    assert report["bound_ratio"] == pytest.approx(rate / bound["tokens_per_s"])
 
 
 def test_ours_alone_needs_no_stock(cli: Cli, planted: Path) -> None:
