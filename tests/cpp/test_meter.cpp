@@ -161,9 +161,11 @@ TEST_CASE("meter: what cannot be measured is told, and ends the graph") {
     CHECK_FALSE(Meter::on_node(g.gate, false, &meter));
     CHECK(meter.check().code() == Code::unsupported);
     CHECK(meter.check().message().find("layer 2 of 'm.gguf'") != std::string::npos);
+    CHECK(meter.check().message().find("; check its activation") != std::string::npos);
     meter.clear();
     CHECK(meter.check().ok());
     Meter wide("m.gguf", Activation::silu, { { 2, true, std::vector<float>(N_FF + 1, 1.0f), {} } });
     CHECK_FALSE(Meter::on_node(g.gate, false, &wide));
     CHECK(wide.check().code() == Code::unsupported);
+    CHECK(wide.check().message().find("; run it on the CPU, or give thresholds") != std::string::npos);
 }

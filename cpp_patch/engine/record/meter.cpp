@@ -61,13 +61,16 @@ void Meter::take(Watched & layer, ggml_tensor * product) {
         "cannot measure the FFN of layer " + std::to_string(layer.spec.layer) + " of '" + label_ + "': ";
     if (product->type != GGML_TYPE_F32 || !node_rows::readable(product) || product->nb[0] != sizeof(float) ||
         product->ne[0] < int64_t(layer.spec.weights.size())) {
-        status_ = { Code::unsupported, where + "rows of F32 values in the CPU's memory expected; its graph has a form "
-                                               "of its own, or runs on another device" };
+        status_ = { Code::unsupported, where + "rows of F32 values in the CPU's memory expected, but its graph has a "
+                                               "form of its own, or runs on another device; run it on the CPU, or give "
+                                               "thresholds instead of a target" };
         return;
     }
     for (int64_t row = 0; row < node_rows::count(product); ++row) {
         if (!take_row(layer, static_cast<float *>(node_rows::address(product, row)))) {
-            status_ = { Code::unsupported, where + "a value is not finite; the model computes no sense on this text" };
+            status_ = { Code::unsupported, where + "a value is not finite, so the model computes no sense on this "
+                                                   "text; check its activation with 'gguf-flash inspect --probe', or "
+                                                   "download it again" };
             return;
         }
     }
