@@ -5,9 +5,8 @@
 #include "llama-model-loader.h"
 
 #include "ggml-backend.h"
+#include "gguf_flash/ffn.h"
 
-#include <algorithm>
-#include <cmath>
 #include <fstream>
 #include <vector>
 
@@ -28,8 +27,9 @@ std::vector<float> read_values(const llama_model_loader & ml, const weight & w) 
         flash_refuse(
             { gguf_flash::Code::io, "cannot read tensor '" + std::string(ggml_get_name(w.tensor)) + "' of the model" });
     }
-    if (!std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v) && v >= 0; })) {
-        refuse(ggml_get_name(w.tensor), "holds a value that is no finite number, zero or more");
+    const gguf_flash::Status status = gguf_flash::check_thresholds("the model", ggml_get_name(w.tensor), values);
+    if (!status.ok()) {
+        flash_refuse(status);
     }
     return values;
 }
@@ -40,6 +40,24 @@ void check_shape(const llama_model_loader & ml, const weight & w, unsigned block
     if (w.tensor->type != GGML_TYPE_F32 || ggml_n_dims(w.tensor) != 1 || w.tensor->ne[0] != n_ff) {
         refuse(ggml_get_name(w.tensor), "does not hold " + std::to_string(n_ff) + " F32 values, one for each neuron");
     }
+}
+
+// Under no_alloc, where only memory is estimated, in a buffer without bytes: the graph has its nodes.
+neuron_thresholds make_tensors(const llama_model_loader & ml, const std::map<unsigned, weight> & found) {
+    neuron_thresholds out;
+    out.ctx.reset(ggml_init({ ggml_tensor_overhead() * found.size(), nullptr, true }));
+    for (const auto & [block, w] : found) {
+        check_shape(ml, w, block);
+        out.of_block[block] = ggml_new_tensor_1d(out.ctx.get(), GGML_TYPE_F32, w.tensor->ne[0]);
+    }
+    ggml_backend_buffer_type_t type = ggml_backend_cpu_buffer_type();
+    out.buffer.reset(ml.no_alloc ? ggml_backend_buft_alloc_buffer(type, 0)
+                                 : ggml_backend_alloc_ctx_tensors_from_buft(out.ctx.get(), type));
+    if (out.buffer == nullptr) {
+        flash_refuse({ gguf_flash::Code::ram_too_small, "cannot reserve memory for the neurons' thresholds" });
+    }
+    ggml_backend_buffer_set_usage(out.buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    return out;
 }
 
 } // namespace
@@ -56,23 +74,17 @@ neuron_thresholds take_neuron_thresholds(llama_model_loader & ml, bool keep) {
         ml.n_elements -= uint64_t(ggml_nelements(w.tensor));
         ml.n_tensors -= int(ml.weights_map.erase(gguf_flash::threshold_name(block)));
     }
-    neuron_thresholds out;
-    if (found.empty() || !keep || ml.no_alloc) {
-        return out;
+    if (found.empty() || !keep) {
+        return {};
     }
-    out.ctx.reset(ggml_init({ ggml_tensor_overhead() * found.size(), nullptr, true }));
-    for (const auto & [block, w] : found) {
-        check_shape(ml, w, block);
-        out.of_block[block] = ggml_new_tensor_1d(out.ctx.get(), GGML_TYPE_F32, w.tensor->ne[0]);
-    }
-    out.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(out.ctx.get(), ggml_backend_cpu_buffer_type()));
-    if (out.buffer == nullptr) {
-        flash_refuse({ gguf_flash::Code::ram_too_small, "cannot reserve memory for the neurons' thresholds" });
-    }
-    ggml_backend_buffer_set_usage(out.buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    for (const auto & [block, w] : found) {
-        const std::vector<float> values = read_values(ml, w);
-        ggml_backend_tensor_set(out.of_block[block], values.data(), 0, values.size() * sizeof(float));
+    neuron_thresholds out = make_tensors(ml, found);
+    for (const auto & [block, tensor] : out.of_block) {
+        if (ml.no_alloc) {
+            tensor->buffer = out.buffer.get();
+            continue;
+        }
+        const std::vector<float> values = read_values(ml, found.at(block));
+        ggml_backend_tensor_set(tensor, values.data(), 0, values.size() * sizeof(float));
     }
     return out;
 }

@@ -13,5 +13,6 @@ struct neuron_thresholds {
     std::map<unsigned, ggml_tensor *> of_block; // {n_ff} of F32
 };
 
-// Takes the tensors out of the load, which knows none of them, and reads them unless keep is false.
+// Takes the tensors out of the load, which knows none of them, and reads them unless keep is false or
+// memory is only estimated.
 neuron_thresholds take_neuron_thresholds(llama_model_loader & ml, bool keep);

@@ -28,6 +28,8 @@ from gguf_flash.converters import convert, convert_dense, verify
 from gguf_flash.converters.dense import DenseModel, find_layers
 from gguf_flash.errors import ArgumentError, FlashError
 from gguf_flash.format.thresholds import Sparsity, threshold_name
+from gguf_flash.llama_api import low_level
+from gguf_flash.llama_log import LlamaLog
 from gguf_flash.perplexity import perplexity
 
 CTX = 64
@@ -149,8 +151,44 @@ def test_values_that_are_no_thresholds(tmp_path: Path, kind: str, value: float) 
     cuts.neurons[1][7] = value
     convert_dense(plain, dense, sparsify=lambda path, act: cuts)
     convert(dense, tmp_path / "flash.gguf")
-    with pytest.raises(FlashError, match=r"blk\.1\.ffn_threshold"):
+    with pytest.raises(FlashError, match=r"value 7 of .*'blk\.1\.ffn_threshold' .* expected"):
         load(tmp_path / f"{kind}.gguf")
+
+
+def estimated(dense: Path, *, no_alloc: bool) -> int:
+    """Bytes of llama.cpp's graph buffers; with `no_alloc` as its `--fit` estimates them."""
+    api = low_level()
+    params, of_context = api.llama_model_default_params(), api.llama_context_default_params()
+    params.no_alloc, params.load_mode = no_alloc, api.LLAMA_LOAD_MODE_NONE
+    of_context.n_ctx = of_context.n_batch = of_context.n_ubatch = 512
+    log = LlamaLog(api)
+    with log:
+        model = api.llama_model_load_from_file(str(dense).encode(), params)
+        if model is None:
+            raise log.load_error(str(dense))
+        context = api.llama_init_from_model(model, of_context)
+    if context is not None:
+        api.llama_free(context)
+    api.llama_model_free(model)
+    return log.compute_bytes
+
+
+def test_memory_is_estimated_with_the_thresholds(tmp_path: Path) -> None:
+    plain, dense = make_dense(tmp_path / "plain.gguf", n_ff=512), tmp_path / "dense.gguf"
+    convert_dense(plain, dense, sparsify=lambda path, act: own_thresholds(plain))
+    assert estimated(dense, no_alloc=True) == estimated(dense, no_alloc=False)
+    assert estimated(dense, no_alloc=True) != estimated(plain, no_alloc=True)  # another graph
+
+
+@pytest.mark.parametrize("no_alloc", [True, False])
+def test_thresholds_of_another_shape(tmp_path: Path, no_alloc: bool) -> None:
+    """What a load refuses, the estimate before it refuses as well."""
+    plain, dense = make_dense(tmp_path / "plain.gguf"), tmp_path / "dense.gguf"
+    cuts = own_thresholds(plain)
+    cuts.neurons[1] = cuts.neurons[1][:-1]
+    convert_dense(plain, dense, sparsify=lambda path, act: cuts)
+    with pytest.raises(FlashError, match=r"blk\.1\.ffn_threshold' of the model does not hold 128"):
+        estimated(dense, no_alloc=no_alloc)
 
 
 # --- found ----------------------------------------------------------------------------------------

@@ -1,9 +1,22 @@
+#include "gguf_flash/ffn.h"
+
 #include "layer_state.h"
 
 #include <cmath>
 #include <cstring>
 
 namespace gguf_flash {
+
+Status check_thresholds(const std::string & label, const std::string & tensor, const std::vector<float> & values) {
+    for (size_t i = 0; i < values.size(); ++i) {
+        if (!std::isfinite(values[i]) || values[i] < 0) {
+            return { Code::corrupt, "cannot use " + label + ": value " + std::to_string(i) + " of tensor '" + tensor +
+                                        "' is " + std::to_string(values[i]) +
+                                        ", a finite number, zero or more, expected; convert the model again" };
+        }
+    }
+    return {};
+}
 
 Status read_thresholds(const Layout & layout, const LayerLayout & layer, const std::string & label,
                        std::vector<float> & to) {
@@ -19,14 +32,7 @@ Status read_thresholds(const Layout & layout, const LayerLayout & layer, const s
     }
     to.resize(layer.n_ff);
     std::memcpy(to.data(), raw.data(), raw.size());
-    for (uint32_t i = 0; i < layer.n_ff; ++i) {
-        if (!std::isfinite(to[i]) || to[i] < 0) {
-            return { Code::corrupt, "cannot use '" + label + "': value " + std::to_string(i) + " of tensor '" +
-                                        place.name + "' is " + std::to_string(to[i]) +
-                                        ", a finite number, zero or more, expected; convert the model again" };
-        }
-    }
-    return {};
+    return check_thresholds("'" + label + "'", place.name, to);
 }
 
 } // namespace gguf_flash

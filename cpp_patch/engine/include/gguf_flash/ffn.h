@@ -71,4 +71,7 @@ float score_limit(float threshold);
 // Of drelu this is the gate's half; the up value is cut at 0.
 float activate(Activation activation, float v, float threshold);
 
+// Code::corrupt unless every value of the tensor of thresholds is finite and at least 0. `label` says of what.
+Status check_thresholds(const std::string & label, const std::string & tensor, const std::vector<float> & values);
+
 } // namespace gguf_flash
