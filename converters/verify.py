@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from gguf_flash.format.down_scale import down_scale_name
 from gguf_flash.format.layout import FlashLayout, LayerBundle
 from gguf_flash.format.predictor import predictor_names
 from gguf_flash.format.reader import read_layout
-from gguf_flash.format.thresholds import threshold_name
+from gguf_flash.format.thresholds import LARGEST_THRESHOLD, threshold_name
 
 __all__ = ["Verification", "verify"]
 
@@ -106,6 +106,7 @@ class _Comparison:
         self.thresholds: dict[int, float] = {}  # of its layers
         self.predictor_keys: dict[str, Value] = {}
         self.proven: set[str] = set()  # resident tensors that a reordered layer accounts for
+        self.orders: dict[int, NDArray[np.int64]] = {}  # of reordered layers, see _order
         self.done = 0
 
     def expect(self, predictor: PredictorTensors) -> None:
@@ -163,8 +164,10 @@ class _Comparison:
     def _layer(self, ffn: FfnLayer, b: LayerBundle) -> None:
         neuron = next(iter(self._unequal(ffn, b)), None)
         if neuron is not None:
-            if not b.has_codes and self._same_rows_reordered(ffn, b):
+            order = None if b.has_codes else self._order(ffn, b)
+            if order is not None:
                 self.report.permuted_layers += 1
+                self.orders[ffn.layer] = order
                 names = neuron_tensors(self.dense, ffn, self.layout.select)
                 self.proven |= {t.name for t in names}
             else:
@@ -187,30 +190,34 @@ class _Comparison:
                 inside = (p.name for p in b.parts if p.offset <= byte < p.end)
                 yield f"neuron {begin + row}, {next(inside, 'padding')}"
 
-    def _same_rows_reordered(self, ffn: FfnLayer, b: LayerBundle) -> bool:
-        """True when the file's neurons are the source's in another order.
+    def _order(self, ffn: FfnLayer, b: LayerBundle) -> NDArray[np.int64] | None:
+        """int64 [n_ff]: the source's neuron in each place of the file; None if any is another.
 
         A neuron's hash covers its row, its biases and its resident deciding row, so equal
         multisets of hashes prove that all of them were moved alike.
         """
-        theirs: Counter[bytes] = Counter()
+        theirs: dict[bytes, list[int]] = defaultdict(list)
         names = neuron_tensors(self.dense, ffn, self.layout.select)
         extra = np.concatenate(
             [_beside(names, ffn, self._dense_bytes), self._scoring(ffn, self.predicted.get)], axis=1
         )
         for begin, end, rows in self.source.bundles(ffn, b):
-            theirs.update(_hashes(rows, extra[begin:end]))
-        ours: Counter[bytes] = Counter()
+            for i, h in enumerate(_hashes(rows, extra[begin:end]), begin):
+                theirs[h].append(i)
         mine = [self.flash.resident[t.name] for t in names if t.name in self.flash.resident]
         if [(t.name, t.shape, t.type) for t in mine] != [(t.name, t.shape, t.type) for t in names]:
-            return False
+            return None
+        order: list[int] = []
         extra = np.concatenate(
             [_beside(mine, ffn, self.flash.tensor), self._scoring(ffn, self._flash_bytes)], axis=1
         )
         for begin in range(0, b.n_ff, STEP):
             end = min(begin + STEP, b.n_ff)
-            ours.update(_hashes(self.flash.rows(b, begin, end), extra[begin:end]))
-        return ours == theirs
+            for h in _hashes(self.flash.rows(b, begin, end), extra[begin:end]):
+                if not theirs[h]:
+                    return None
+                order.append(theirs[h].pop(0))
+        return np.array(order, np.int64)
 
     def _scoring(self, ffn: FfnLayer, read: Any) -> NDArray[np.uint8]:
         """The predictor's row and bias of each neuron: uint8 [n_ff, bytes], without one empty."""
@@ -265,12 +272,10 @@ class _Comparison:
             if name not in self.flash.resident or name in self.dense.tensors:
                 continue
             names.add(name)
-            found = np.sort(self._flash_bytes(name).view("<f4"))
-            norm = np.sort(self.source.down_norm(ffn))[::-1]
+            order = self.orders.get(ffn.layer, slice(None))
+            norm = self.source.down_norm(ffn)[order]
             norm = np.sqrt(norm) if self.layout.activation == "relu_sqr" else norm
-            with np.errstate(divide="ignore"):
-                expected = np.median(found * norm) / norm
-            if not np.allclose(found, np.minimum(expected, found.max()), rtol=1e-3):
+            if not _inverse(self._flash_bytes(name).view("<f4"), norm):
                 self.differ(f"tensor '{name}' does not go by the norms of the source's down rows")
         return names
 
@@ -320,6 +325,16 @@ class _Comparison:
 def _sizes(layout: FlashLayout) -> tuple[dict[int, int], int]:
     """n_ff of each layer, and n_embd."""
     return {b.layer: b.n_ff for b in layout.layers}, layout.n_embd
+
+
+def _inverse(thresholds: NDArray[np.float32], norm: NDArray[np.float64]) -> bool:
+    """True when each neuron's threshold is one number divided by its norm, or all are zero."""
+    if not thresholds.any():
+        return True
+    some = norm > 0
+    scale = np.median((thresholds * norm)[some]) if some.any() else 0.0
+    expected = np.where(some, scale / np.where(some, norm, 1), LARGEST_THRESHOLD)
+    return np.allclose(thresholds, np.minimum(expected, LARGEST_THRESHOLD), rtol=1e-3, atol=0)
 
 
 def _beside(tensors: list[Tensor], ffn: FfnLayer, read: Any) -> NDArray[np.uint8]:

@@ -25,7 +25,7 @@ from gguf_flash.calibrate.collector import check_environment
 from gguf_flash.calibrate.ffns import Ffn, down_norm
 from gguf_flash.errors import ArgumentError, UnsupportedError
 from gguf_flash.format.container import Value, encode_value
-from gguf_flash.format.thresholds import CRITERIA, Sparsity
+from gguf_flash.format.thresholds import CRITERIA, LARGEST_THRESHOLD, Sparsity
 from gguf_flash.perplexity import perplexity, token_windows
 from gguf_flash.session import Session
 from gguf_flash.settings import Settings
@@ -41,7 +41,7 @@ Progress = Callable[[int, int, str], None]
 
 _BATCH = 128  # as in `collector`
 _HELD_OUT = 0.25  # of the text's characters, at its end
-_LARGEST = np.float32(1e30)  # of a neuron whose down row is zero; the engine takes no more
+_LARGEST = np.float32(LARGEST_THRESHOLD)
 _PASSES = 2
 
 

@@ -11,11 +11,21 @@ from pathlib import Path
 from gguf_flash.format.container import Tensor, reject
 from gguf_flash.format.keys import Keys
 
-__all__ = ["CRITERIA", "Sparsity", "check_sparsity", "check_threshold_tensors", "threshold_name"]
+__all__ = [
+    "CRITERIA",
+    "LARGEST_THRESHOLD",
+    "Sparsity",
+    "check_sparsity",
+    "check_threshold_tensors",
+    "threshold_name",
+]
 
 # How small a neuron's activation must be to count as zero: by its size alone, one threshold for all
 # neurons of a layer; or by its size times the norm of the neuron's down row, a threshold for each.
 CRITERIA = ("magnitude", "weighted")
+
+# Of a neuron whose down row is zero, and no threshold that is found is larger.
+LARGEST_THRESHOLD = 1e30
 
 _NAME = re.compile(r"blk\.(0|[1-9][0-9]*)\.ffn_threshold")
 _SHARE = 1.001  # as in R23: a share may be rounded up

@@ -335,3 +335,41 @@ def test_verify_sees_thresholds_of_another_model(tmp_path: Path, words: str) -> 
     convert(plain, tmp_path / "f.gguf", sparsify=lambda path, act: found)
     report = verify(tmp_path / "f.gguf", plain)
     assert not report.ok and "blk.1.ffn_threshold" in report.differences[0]
+
+
+@pytest.mark.parametrize("reordered", [False, True])
+def test_verify_sees_thresholds_of_other_neurons(
+    tmp_path: Path, words: str, reordered: bool
+) -> None:
+    plain, rng = make_dense(tmp_path / "plain.gguf"), np.random.default_rng(7)
+    found = found_for(plain, words, criterion="weighted")
+    orders = {1: rng.permutation(128)} if reordered else {}
+    convert(plain, tmp_path / "f.gguf", sparsify=lambda path, act: found, orders=orders)
+    report = verify(tmp_path / "f.gguf", plain)
+    assert report.ok and report.permuted_layers == len(orders)
+    rng.shuffle(found.neurons[1])
+    convert(plain, tmp_path / "f.gguf", sparsify=lambda path, act: found, orders=orders)
+    assert "blk.1.ffn_threshold" in verify(tmp_path / "f.gguf", plain).summary()
+
+
+def without_down_row(path: Path, out: Path, neuron: int) -> Path:
+    """A copy in which layer 1 has a neuron that adds nothing."""
+    data = bytearray(path.read_bytes())
+    tensor = next(t for t in gguf.GGUFReader(path).tensors if t.name == "blk.1.ffn_down.weight")
+    down = np.frombuffer(data, np.float32, tensor.n_elements, int(tensor.data_offset))
+    down.reshape(tensor.data.shape)[:, neuron] = 0
+    out.write_bytes(data)
+    return out
+
+
+@pytest.mark.parametrize("cut", [0.0, 1.0])
+def test_verify_of_a_down_row_of_zeros(tmp_path: Path, words: str, cut: float) -> None:
+    plain = without_down_row(make_dense(tmp_path / "a.gguf"), tmp_path / "plain.gguf", 5)
+    found = found_for(plain, words, criterion="weighted")
+    assert found.neurons[1][5] == np.float32(1e30)
+    found.neurons[1][:] *= np.float32(cut)
+    convert(plain, tmp_path / "f.gguf", sparsify=lambda path, act: found)
+    assert verify(tmp_path / "f.gguf", plain).ok
+    found.neurons[1][5] = 1.0  # the largest but for this one is much less
+    convert(plain, tmp_path / "f.gguf", sparsify=lambda path, act: found)
+    assert "blk.1.ffn_threshold" in verify(tmp_path / "f.gguf", plain).summary()
