@@ -114,6 +114,8 @@ def convert(
         kv = {**_keys(task, align, activation, outtype, src.resolve().name), **told}
         if cuts:
             kv["flash_ffn.threshold"] = encode_value("arr:f32", cuts)
+        if threshold is not None:
+            kv["flash_ffn.threshold.source"] = encode_value("str", "asked")
         tensors = [p.tensor for p in task.plans]
         tensors += [PlannedTensor(t.name, t.shape, t.type) for t in task.resident]
         tensors += [planned_scales(ffn) for ffn in task.coded]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gguf_flash.converters.activations import activation_of
 from gguf_flash.converters.build import Progress
 from gguf_flash.converters.bundle import neuron_tensors
 from gguf_flash.converters.dense import DenseModel, FfnLayer, find_layers
@@ -79,7 +80,9 @@ def verify(
     ``file``.  Every part of every neuron, every padding byte, every resident tensor and every key
     is compared.  Reordered neurons are recognised by the hashes of their rows.  ``predictor`` is
     the file that was given to :func:`convert`; without it, predictors are not compared.  Thresholds
-    that were found for neurons are compared with the norms that they must be inverse to.
+    that were found for neurons are compared with the norms that they must be inverse to.  Not
+    compared: an activation or thresholds that :func:`convert` was asked for, thresholds of layers
+    that the source has none of, and what tells of the source (``flash_ffn.source``).
 
     Returns a report; raises a FlashError subclass when one of the files cannot be read.
     """
@@ -244,6 +247,9 @@ class _Comparison:
         for x in self.layers:
             gone -= {t.name for t in neuron_tensors(self.dense, x, self.layout.select)}
         expected = {n: t for n, t in self.dense.tensors.items() if n not in gone}
+        own = {n for n in expected if n.endswith(".ffn_threshold")}
+        if self._asked("threshold") and not own & self.flash.resident.keys():
+            expected = {n: t for n, t in expected.items() if n not in own}
         if self.layout.select == "gate":
             expected |= {t.name: t for x in self.layers if (t := x.split_gate)}
         ours_alone = {n for p in self.layout.predictors for n in predictor_names(p.layer)}
@@ -320,6 +326,32 @@ class _Comparison:
                 self.report.keys += 1
         for key in ours:
             self.differ(f"key '{key}' is not in the source")
+        self._behaviour()
+
+    def _asked(self, name: str) -> bool:
+        """True when convert was given it, whatever the source says."""
+        return self.layout.text(f"flash_ffn.{name}.source") == "asked"
+
+    def _behaviour(self) -> None:
+        """The activation and the thresholds of layers, as far as the source decides them."""
+        asked, first, dense = self._asked("activation"), self.layers[0], self.dense
+        if not asked:
+            hidden = dense.text(f"{dense.arch}.hidden_activation")
+            name = activation_of(dense.arch, hidden, None, first.gated)
+            if self.layout.activation != name:
+                self.differ(
+                    f"key 'flash_ffn.activation' is '{self.layout.activation}', by the source"
+                    f" '{name}'"
+                )
+        if dense.thresholds and not self._asked("threshold"):
+            cuts, last = dense.thresholds, len(dense.thresholds) - 1
+            wanted = tuple(cuts[x.layer if 0 < x.layer <= last else 0] for x in self.layers)
+            if self.layout.thresholds != wanted:
+                self.differ("key 'flash_ffn.threshold' has another value than the source")
+        if dense.sparsity:
+            ours = {k: v for k, v in self.layout.kv.items() if k.startswith("flash_ffn.sparsity.")}
+            if ours != ({} if asked or self._asked("threshold") else dense.sparsity):
+                self.differ("keys 'flash_ffn.sparsity' have other values than the source")
 
 
 def _sizes(layout: FlashLayout) -> tuple[dict[int, int], int]:

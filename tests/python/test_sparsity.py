@@ -128,6 +128,7 @@ def test_a_setting_is_stronger(tmp_path: Path) -> None:
         assert far(found, wanted) <= F32_ROUNDING
     layout = convert(dense, tmp_path / "again.gguf", threshold=[0.125])
     assert layout.neuron_thresholds == () and layout.sparsity is None
+    assert verify(tmp_path / "again.gguf", dense).ok
     convert_dense(dense, tmp_path / "dense-again.gguf", threshold=[0.125])
     assert same_bits(logits(load(tmp_path / "dense-again.gguf"), tokens_of(3)), wanted)
 
@@ -373,3 +374,47 @@ def test_verify_of_a_down_row_of_zeros(tmp_path: Path, words: str, cut: float) -
     found.neurons[1][5] = 1.0  # the largest but for this one is much less
     convert(plain, tmp_path / "f.gguf", sparsify=lambda path, act: found)
     assert "blk.1.ffn_threshold" in verify(tmp_path / "f.gguf", plain).summary()
+
+
+def test_verify_sees_other_thresholds_of_layers(tmp_path: Path) -> None:
+    """Than the source's, unless they were asked for; of a source without any it cannot tell."""
+    plain, flash = make_dense(tmp_path / "plain.gguf"), tmp_path / "f.gguf"
+    for name, cut in (("half", 0.5), ("quarter", 0.25)):
+        convert_dense(plain, tmp_path / f"{name}.gguf", threshold=[cut, cut / 2])
+    half, quarter = tmp_path / "half.gguf", tmp_path / "quarter.gguf"
+    convert(quarter, flash)
+    assert verify(flash, quarter).ok and verify(flash, plain).ok
+    assert verify(flash, half).differences == [
+        "key 'flash_ffn.threshold' has another value than the source"
+    ]
+    convert(half, flash, threshold=[0.25, 0.125])
+    assert verify(flash, half).ok
+    convert(plain, flash)
+    assert "flash_ffn.threshold" in verify(flash, half).summary()
+
+
+def test_verify_sees_another_cost(tmp_path: Path) -> None:
+    plain, dense, flash = make_dense(tmp_path / "plain.gguf"), tmp_path / "d.gguf", tmp_path / "f"
+    found = FoundThresholds({0: 0.25, 1: 0.5}, {}, COST)
+    convert_dense(plain, dense, sparsify=lambda path, act: found)
+    convert(dense, flash)
+    assert verify(flash, dense).ok
+    data = flash.read_bytes()
+    perplexity_of = np.float32(COST.perplexity).tobytes()
+    assert data.count(perplexity_of) == 1
+    flash.write_bytes(data.replace(perplexity_of, np.float32(2.5).tobytes()))
+    assert "'flash_ffn.sparsity'" in verify(flash, dense).summary()
+    for options in ({"activation": "relu"}, {"threshold": [0.125]}):
+        convert(dense, flash, **options)
+        assert verify(flash, dense).ok
+
+
+def test_verify_sees_another_activation(tmp_path: Path) -> None:
+    relu = make_dense(tmp_path / "relu.gguf", activation="relu")
+    convert(relu, tmp_path / "f.gguf")
+    data = (tmp_path / "f.gguf").read_bytes()
+    at = data.index(b"relu", data.index(b"flash_ffn.activation"))
+    (tmp_path / "f.gguf").write_bytes(data[:at] + b"silu" + data[at + 4 :])
+    assert "'flash_ffn.activation' is 'silu'" in verify(tmp_path / "f.gguf", relu).summary()
+    convert(relu, tmp_path / "f.gguf", activation="silu")
+    assert verify(tmp_path / "f.gguf", relu).ok
