@@ -153,12 +153,7 @@ def perplexity(
 
     Returns: the figures of `Scores.figures`.
     """
-    if ctx < 4 or batch < 1:
-        raise ArgumentError(
-            f"--ctx must be at least 4 and --batch at least 1, found {ctx} and {batch}"
-        )
-    if score not in SCORED:
-        raise ArgumentError(f"score {' or '.join(SCORED)} expected, found '{score}'")
+    _check_arguments(ctx, batch, score)
     batch = min(batch, ctx)
     ubatch = ubatch or batch
     first = ctx // 2 if score == "second-half" else 0
@@ -176,6 +171,15 @@ def perplexity(
                     " predictions cannot be compared; give a model with the same vocabulary"
                 )
             return _score(session, reference, parts, batch, first, progress)
+
+
+def _check_arguments(ctx: int, batch: int, score: str) -> None:
+    if ctx < 4 or batch < 1:
+        raise ArgumentError(
+            f"--ctx must be at least 4 and --batch at least 1, found {ctx} and {batch}"
+        )
+    if score not in SCORED:
+        raise ArgumentError(f"score {' or '.join(SCORED)} expected, found '{score}'")
 
 
 def _open(
