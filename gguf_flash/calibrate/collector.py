@@ -33,6 +33,7 @@ _BATCH = 128
 
 # What they change about a dense model is not in its file, so not in a recording's identity either.
 _VARIABLES = {"GGUF_FLASH_ACTIVATION": "--activation", "GGUF_FLASH_THRESHOLD": "--threshold"}
+_DISABLE = "GGUF_FLASH_DISABLE"
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def collect(
 
     Raises:
         ArgumentError: an argument, a text without a whole window, `out` holds something else, or
-            GGUF_FLASH_ACTIVATION or GGUF_FLASH_THRESHOLD is set.
+            GGUF_FLASH_ACTIVATION, GGUF_FLASH_THRESHOLD or GGUF_FLASH_DISABLE=1 is set.
         UnsupportedError: a flash-GGUF, a mixture of experts, a graph that cannot be recorded.
         CorruptFileError, IoError: the model, the recording, the disk.
     """
@@ -105,10 +106,7 @@ def collect(
     check_environment()
     began = time.monotonic()
     report = progress or (lambda done, total, what: None)
-    try:
-        data = Path(text).read_bytes()
-    except OSError as e:
-        raise IoError(f"cannot read the text '{text}': {e.strerror or e}") from e
+    data = _read(text)
     with DenseModel(Path(model)) as dense:
         ffns = find_ffns(dense)
         with Session(model) as session:
@@ -130,6 +128,13 @@ def collect(
     return _summary(Path(out), before, found, began, peak)
 
 
+def _read(text: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(text).read_bytes()
+    except OSError as e:
+        raise IoError(f"cannot read the text '{text}': {e.strerror or e}") from e
+
+
 def _check(tokens: int, ctx: int) -> None:
     if tokens < 1 or ctx < 1:
         raise ArgumentError(f"tokens and ctx must be at least 1, found {tokens} and {ctx}")
@@ -140,10 +145,15 @@ def check_environment() -> None:
     for name, option in _VARIABLES.items():
         if value := os.environ.get(name):
             raise ArgumentError(
-                f"cannot record while {name} is set (to '{value}'), for what is written would not"
-                f" tell what it is of; put it into the file with 'gguf-flash convert --dense"
-                f" {option} ...' and unset {name}"
+                f"{name} is set (to '{value}') and changes the model that is run, so what is"
+                f" written would not tell what it is of; put it into the file with 'gguf-flash"
+                f" convert --dense {option} ...' and unset {name}"
             )
+    if os.environ.get(_DISABLE) == "1":
+        raise ArgumentError(
+            f"{_DISABLE}=1 switches off the activation and the thresholds in a model's file, so"
+            " another model would be run; unset it"
+        )
 
 
 def _model_info(dense: DenseModel, n_embd: int, n_vocab: int) -> dict[str, Any]:

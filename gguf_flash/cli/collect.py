@@ -44,7 +44,8 @@ def command(model: str, text: str, as_json: bool, **options: Any) -> None:
     extends a recording. Another model, text, --ctx or --magnitudes needs another --out, or --force.
 
     An activation or a threshold must be in the file (convert --dense --activation, --threshold):
-    it refuses to record while GGUF_FLASH_ACTIVATION or GGUF_FLASH_THRESHOLD is set.
+    it refuses to record while GGUF_FLASH_ACTIVATION or GGUF_FLASH_THRESHOLD is set, or
+    GGUF_FLASH_DISABLE=1, without which neither is obeyed.
 
     Beside the model, its KV cache, 128 rows of logits and the text, memory holds one window: the
     sum over layers of ctx * (2 * n_embd + n_ff / 8) bytes, with --magnitudes ctx * n_ff more.

@@ -36,6 +36,17 @@ def test_a_recording_is_of_the_file_alone(
     )
 
 
+def test_a_recording_obeys_the_file(
+    monkeypatch: pytest.MonkeyPatch, english: Path, tmp_path: Path
+) -> None:
+    """Without the hooks nothing does, and no variable that they do not read is in the way."""
+    monkeypatch.setenv("GGUF_FLASH_DISABLE", "1")
+    with pytest.raises(ArgumentError, match=r"GGUF_FLASH_DISABLE=1 .*; unset it"):
+        collect(SMALL_OPT, english, tokens=64, ctx=32, out=tmp_path / "r", threads=1)
+    monkeypatch.setenv("GGUF_FLASH_DISABLE", "0")
+    collect(SMALL_OPT, english, tokens=64, ctx=32, out=tmp_path / "r", threads=1)
+
+
 # --- calibrate ------------------------------------------------------------------------------------
 
 TOKENS, CTX, N_EMBD, N_FF = 1024, 64, 48, 96
