@@ -23,7 +23,7 @@ from gguf_flash.converters.bundle import (
 from gguf_flash.converters.codes import CODES, down_scales, planned_scales
 from gguf_flash.converters.dense import DenseModel, FfnLayer, find_layers
 from gguf_flash.converters.predictor import PredictorTensors
-from gguf_flash.converters.thresholds import FindThresholds, ThresholdTensors
+from gguf_flash.converters.thresholds import FindThresholds, ThresholdTensors, check_without
 from gguf_flash.converters.upstream import open_source
 from gguf_flash.errors import ArgumentError, IoError, UnsupportedError
 from gguf_flash.format.container import Tensor, Value, encode_value
@@ -55,6 +55,14 @@ class _Task:
         """The layers whose down rows are codes."""
         return [p.ffn for p in self.plans if p.parts[-1].type == CODES]
 
+    def planned(self) -> list[PlannedTensor]:
+        """The tensors of the new file, in the order in which they are written."""
+        tensors = [p.tensor for p in self.plans]
+        tensors += [PlannedTensor(t.name, t.shape, t.type) for t in self.resident]
+        tensors += [planned_scales(ffn) for ffn in self.coded]
+        tensors += self.predictor.planned() if self.predictor else []
+        return tensors + self.thresholds.planned()
+
 
 def convert(
     src: Path | str,
@@ -83,7 +91,8 @@ def convert(
     ``activation``: overrides what the model says ("relu").
     ``threshold``: activation inputs up to it count as zero: one for all layers or one for each;
     by default what the model's key flash_ffn.threshold says.
-    ``sparsify``: finds thresholds for the dense model, as calibrate.sparsity.find_thresholds does.
+    ``sparsify``: finds thresholds for the dense model it is called with, by
+    calibrate.sparsity.find_thresholds, say; ArgumentError if the model has thresholds already.
     ``align``: the stride is a multiple of this many bytes, a power of two in 32..65536.
     ``orders``: for each layer to reorder, int64 [n_ff], the source's neuron in each place.
     ``progress``: called with bytes done, bytes in all and a label.
@@ -93,13 +102,7 @@ def convert(
     src, out = Path(src), _followed(Path(out))
     select = select or ("predictor" if predictor else "all")
     _check_arguments(src, out, select, align)
-    if predictor is not None:
-        check_target(out, [Path(predictor)])
-    if (select == "predictor") != (predictor is not None):
-        raise ArgumentError(
-            "select 'predictor' and a predictor go together: give --predictor FILE, which"
-            " gguf-flash train makes, or choose another --select"
-        )
+    _check_predictor(out, select, predictor)
     kind = _down_type(down_type)
     report = progress or (lambda done, total, what: None)
     with open_source(src, outtype, out) as dense:
@@ -116,12 +119,7 @@ def convert(
             kv["flash_ffn.threshold"] = encode_value("arr:f32", cuts)
         if threshold is not None:
             kv["flash_ffn.threshold.source"] = encode_value("str", "asked")
-        tensors = [p.tensor for p in task.plans]
-        tensors += [PlannedTensor(t.name, t.shape, t.type) for t in task.resident]
-        tensors += [planned_scales(ffn) for ffn in task.coded]
-        tensors += task.predictor.planned() if task.predictor else []
-        tensors += task.thresholds.planned()
-        with FlashWriter(out, kv, tensors) as writer:
+        with FlashWriter(out, kv, task.planned()) as writer:
             _stream(task, writer, report)
         return writer.layout
 
@@ -204,6 +202,16 @@ def _check_arguments(src: Path, out: Path, select: str, align: int) -> None:
     if not 32 <= align <= 65536 or align & (align - 1):
         raise ArgumentError(f"align must be a power of two in 32..65536, found {align}")
     _check_output(src, out)
+
+
+def _check_predictor(out: Path, select: str, predictor: Path | str | None) -> None:
+    if predictor is not None:
+        check_target(out, [Path(predictor)])
+    if (select == "predictor") != (predictor is not None):
+        raise ArgumentError(
+            "select 'predictor' and a predictor go together: give --predictor FILE, which"
+            " gguf-flash train makes, or choose another --select"
+        )
 
 
 def _check_output(src: Path, out: Path) -> None:
@@ -319,9 +327,8 @@ def _found(
         raise ArgumentError(
             "thresholds are either given or found: --threshold or a target, not both"
         )
-    found = sparsify(
-        dense.paths[0], activation or dense.text(f"{dense.arch}.hidden_activation") or None
-    )
+    check_without(dense)
+    found = sparsify(dense, activation or dense.text(f"{dense.arch}.hidden_activation") or None)
     cuts = [found.layers[n] for n in layers] if found.layers else []
     return cuts, found.keys(), ThresholdTensors(found.neurons)
 

@@ -63,7 +63,7 @@ def row(target: float, criterion: str, text: str, args: argparse.Namespace) -> d
         find_thresholds, share=target, text=text, criterion=criterion, ctx=args.ctx,
         tokens=args.tokens, chunks=args.chunks, threads=args.threads,
     )  # fmt: skip
-    sparsify = (lambda path, activation: find(path, activation=activation)) if criterion else None
+    sparsify = (lambda dense, act: find(dense.paths[0], activation=act)) if criterion else None
     held_out = split_text(text)[1]
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         flash = Path(folder) / "model.gguf"

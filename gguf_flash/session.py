@@ -51,7 +51,8 @@ class Session:
 
     Use it as a context manager, or call `close`. One thread at a time. With `repack` off, llama.cpp
     leaves quantized weights as they lie in the file; else it copies some into a faster order, in
-    RAM that no file backs.
+    RAM that no file backs. `shown` is what messages call the model, when `path` was made from
+    something else.
     Raises a FlashError if the model cannot be loaded.
     """
 
@@ -61,8 +62,10 @@ class Session:
         settings: Settings | None = None,
         *,
         repack: bool = True,
+        shown: str | os.PathLike[str] | None = None,
     ) -> None:
         self.path = os.fspath(path)
+        self.shown = os.fspath(shown or path)
         self.api = low_level()
         self.log = LlamaLog(self.api)
         self._context: int | None = None
@@ -76,7 +79,7 @@ class Session:
         with self.log:
             self._model = self.api.llama_model_load_from_file(os.fsencode(self.path), params)
         if self._model is None:
-            raise self.log.load_error(self.path)
+            raise self.log.load_error(self.shown)
         self._vocab = self.api.llama_model_get_vocab(self._model)
         self.n_vocab: int = self.api.llama_vocab_n_tokens(self._vocab)
         self.engine = engine_of(self.api, self._model)
@@ -127,7 +130,7 @@ class Session:
         api = self.api
         if self.has_encoder and not encodes:
             raise UnsupportedError(
-                f"'{self.path}' reads a text with an encoder and writes another one (T5), so the"
+                f"'{self.shown}' reads a text with an encoder and writes another one (T5), so the"
                 " text cannot be followed token by token; give a model without encoder, or use run"
             )
         params = api.llama_context_default_params()
@@ -145,7 +148,7 @@ class Session:
         with self.log:
             self._context = api.llama_init_from_model(self._model, params)
         if self._context is None:
-            raise self.log.load_error(self.path)
+            raise self.log.load_error(self.shown)
         self._batch = api.llama_batch_init(n_batch, 0, 1)
 
     @property
@@ -166,7 +169,7 @@ class Session:
         tokens = (self.api.llama_token * room)()
         count = self.api.llama_tokenize(self._vocab, data, len(data), tokens, room, True, special)
         if count < 0:
-            raise ArgumentError(f"cannot tokenize a text of {len(data)} bytes for '{self.path}'")
+            raise ArgumentError(f"cannot tokenize a text of {len(data)} bytes for '{self.shown}'")
         return list(tokens[:count])
 
     def piece(self, token: int) -> bytes:
@@ -183,7 +186,7 @@ class Session:
         api = self.api
         template = api.llama_model_chat_template(self._model, None)
         if not template:
-            raise ArgumentError(f"'{self.path}' has no chat template; run it without --chat")
+            raise ArgumentError(f"'{self.shown}' has no chat template; run it without --chat")
         turn = (api.llama_chat_message * 1)()
         turn[0].role, turn[0].content = b"user", message.encode()
         room = 2 * len(turn[0].content) + 4096
@@ -191,7 +194,7 @@ class Session:
         count = api.llama_chat_apply_template(template, turn, 1, True, buffer, room)
         if count < 0 or count > room:
             raise ArgumentError(
-                f"llama.cpp does not know the chat template of '{self.path}'; write the turns into"
+                f"llama.cpp does not know the chat template of '{self.shown}'; write the turns into"
                 " --prompt and run without --chat"
             )
         return buffer.raw[:count].decode()

@@ -92,6 +92,7 @@ def find_thresholds(
     text: str,
     *,
     text_name: str = "",
+    shown: str | os.PathLike[str] | None = None,
     criterion: str = "magnitude",
     tokens: int = 4096,
     ctx: int = 512,
@@ -105,6 +106,7 @@ def find_thresholds(
     Args:
         text: its first three quarters choose (the first `tokens` of them), of the last quarter
             `chunks` windows measure; both are read in windows of `ctx` tokens.
+        shown: what messages call the model, when `model` was made from something else.
         criterion: "magnitude" or "weighted".
         activation: in place of the model's own.
 
@@ -113,28 +115,18 @@ def find_thresholds(
 
     Raises:
         ArgumentError: an argument, a text that is too short, a model that has thresholds already,
-            GGUF_FLASH_ACTIVATION or GGUF_FLASH_THRESHOLD set.
-        UnsupportedError: a model that cannot be served from flash, an unknown activation.
+            GGUF_FLASH_ACTIVATION, GGUF_FLASH_THRESHOLD or GGUF_FLASH_DISABLE=1 set.
+        UnsupportedError: a model that cannot be served from flash or whose graph makes itself
+            sparse (Gemma 3n), an unknown activation.
         CorruptFileError, IoError: the model.
     """
-    if criterion not in CRITERIA:
-        raise ArgumentError(f"criterion {' or '.join(CRITERIA)} expected, found '{criterion}'")
-    if not 0 <= share < 1 or min(tokens, chunks) < 1 or ctx < 4:
-        raise ArgumentError(
-            "a share from 0 to less than 1, at least one token and window, and windows of at least"
-            f" 4 tokens expected, found {share}, {tokens}, {chunks} and {ctx}"
-        )
+    _check_arguments(share, criterion, tokens, ctx, chunks)
     check_environment()
-    work = _Work(Path(model), share, criterion, activation)
+    work = _Work(Path(model), Path(shown or model), share, criterion, activation)
     report = progress or (lambda done, total, what: None)
-    chosen_on, held_out = split_text(text)
-    with Session(work.path, work.settings) as session:
-        windows, found = token_windows(session, chosen_on, ctx, -(-tokens // ctx))
-        if not windows or len(session.tokenize(held_out)) < 2 * ctx:
-            raise ArgumentError(
-                f"the text is too short: its first three quarters have {found} tokens of {ctx}"
-                f" needed, and its last quarter must have {2 * ctx}; give a longer text"
-            )
+    held_out = split_text(text)[1]
+    with Session(work.path, work.settings, shown=work.shown) as session:
+        windows = _windows(session, text, ctx, tokens)
         work.choose(session, windows, threads, report)
     steps = _PASSES * len(windows)
     report(steps, steps + 1, "measuring")
@@ -148,24 +140,50 @@ def find_thresholds(
     return FoundThresholds(work.of_layers, work.of_neurons, sparsity)
 
 
+def _check_arguments(share: float, criterion: str, tokens: int, ctx: int, chunks: int) -> None:
+    if criterion not in CRITERIA:
+        raise ArgumentError(f"criterion {' or '.join(CRITERIA)} expected, found '{criterion}'")
+    if not 0 <= share < 1 or min(tokens, chunks) < 1 or ctx < 4:
+        raise ArgumentError(
+            "a share from 0 to less than 1, at least one token and window, and windows of at least"
+            f" 4 tokens expected, found {share}, {tokens}, {chunks} and {ctx}"
+        )
+
+
+def _windows(session: Session, text: str, ctx: int, tokens: int) -> list[list[int]]:
+    """What to choose on; ArgumentError if that or the held-out part is too short."""
+    chosen_on, held_out = split_text(text)
+    windows, found = token_windows(session, chosen_on, ctx, -(-tokens // ctx))
+    if not windows or len(session.tokenize(held_out)) < 2 * ctx:
+        raise ArgumentError(
+            f"the text is too short: its first three quarters have {found} tokens of {ctx}"
+            f" needed, and its last quarter must have {2 * ctx}; give a longer text"
+        )
+    return windows
+
+
 class _Work:
     """A dense model, the meter on it, and the thresholds so far."""
 
-    def __init__(self, path: Path, share: float, criterion: str, activation: str | None) -> None:
+    def __init__(
+        self, path: Path, shown: Path, share: float, criterion: str, activation: str | None
+    ) -> None:
         from gguf_flash._core import Meter
         from gguf_flash.converters.activations import activation_of
         from gguf_flash.converters.dense import DenseModel, find_layers
+        from gguf_flash.converters.thresholds import check_without
 
-        self.path, self.share, self.criterion = path, share, criterion
+        self.path, self.shown, self.share, self.criterion = path, shown, share, criterion
         self.of_layers: dict[int, float] = {}
         self.of_neurons: dict[int, NDArray[np.float32]] = {}
-        with DenseModel(path) as dense:
-            _check_without(dense)
+        with DenseModel(path, shown=shown) as dense:
+            check_without(dense)
+            _check_graph(dense)
             own = dense.text(f"{dense.arch}.hidden_activation")
             name = activation_of(dense.arch, own, activation)
             if not name:
                 raise UnsupportedError(
-                    f"cannot choose thresholds for '{path}': the activation of architecture"
+                    f"cannot choose thresholds for '{shown}': the activation of architecture"
                     f" '{dense.arch}' is not known; give --activation"
                 )
             self.settings = Settings(activation=name if activation else None)
@@ -175,7 +193,7 @@ class _Work:
                 (x.layer, x.gate is not None, self.weights[x.layer], _bias(dense, x))
                 for x in layers
             ]
-        self.meter: Meter = Meter(str(path), name, watched)
+        self.meter: Meter = Meter(str(shown), name, watched)
 
     def _weights(self, dense: DenseModel, ffn: FfnLayer, activation: str) -> NDArray[np.float32]:
         if self.criterion == "magnitude":
@@ -265,12 +283,14 @@ def _bias(dense: DenseModel, ffn: FfnLayer) -> NDArray[np.float32] | None:
     return np.ascontiguousarray(values.ravel()[: ffn.n_ff])
 
 
-def _check_without(dense: DenseModel) -> None:
-    """Raise ArgumentError if `dense` has thresholds already."""
-    names = [n for n in dense.tensors if n.endswith(".ffn_threshold")]
-    names += ["flash_ffn.threshold"] if any(dense.thresholds) else []
-    if names:
-        raise ArgumentError(
-            f"'{dense.path}' has thresholds already ('{names[0]}'); choose others on the model it"
-            " was made from"
+def _check_graph(dense: DenseModel) -> None:
+    """Raise UnsupportedError where the meter, which cuts the product itself, sees other values than
+    a threshold in the file: between them the graph compares them."""
+    from gguf_flash.converters.architectures import needs_gate
+
+    if needs_gate(dense.arch):
+        raise UnsupportedError(
+            f"cannot choose thresholds for '{dense.path}': the graph of architecture"
+            f" '{dense.arch}' zeroes most activations of its first layers itself, so what"
+            " thresholds would cost cannot be measured; convert it without a target"
         )

@@ -16,6 +16,7 @@ from gguf_flash.format.thresholds import CRITERIA, Sparsity
 
 if TYPE_CHECKING:
     from gguf_flash.calibrate.sparsity import FoundThresholds
+    from gguf_flash.converters.dense import DenseModel
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -65,15 +66,15 @@ class Sparsify:
         self._share, self._text, self._quiet, self._options = share, text, quiet, options
         self.found: Sparsity | None = None
 
-    def __call__(self, model: Path, activation: str | None) -> FoundThresholds:
+    def __call__(self, dense: DenseModel, activation: str | None) -> FoundThresholds:
         """Find them; `activation` is what the file itself does not say."""
         from gguf_flash.calibrate.sparsity import find_thresholds
 
         words = self._text.read_text(encoding="utf-8", errors="replace")
         with progress_bar("thresholds", self._quiet, unit="window") as progress:
             thresholds = find_thresholds(
-                model, self._share, words, text_name=self._text.name, activation=activation,
-                progress=progress, **self._options,
+                dense.paths[0], self._share, words, shown=dense.path, text_name=self._text.name,
+                activation=activation, progress=progress, **self._options,
             )  # fmt: skip
         self.found = thresholds.sparsity
         return thresholds

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from conftest import Cli
+from family_models import make_family
 from numpy_model import NumpyModel, silence_attention, silu
 from predictors import certain_tensors, load, logits, predictor_of, same_bits, saved, tokens_of
 from stock import stock_lib_dir
@@ -24,9 +27,10 @@ from gguf_flash.calibrate.sparsity import (
     split_text,
     threshold_for,
 )
+from gguf_flash.cli.sparsity import Sparsify
 from gguf_flash.converters import convert, convert_dense, verify
 from gguf_flash.converters.dense import DenseModel, find_layers
-from gguf_flash.errors import ArgumentError, FlashError
+from gguf_flash.errors import ArgumentError, FlashError, UnsupportedError
 from gguf_flash.format.thresholds import Sparsity, threshold_name
 from gguf_flash.llama_api import low_level
 from gguf_flash.llama_log import LlamaLog
@@ -325,8 +329,58 @@ def test_thresholds_twice_are_refused(
         with pytest.raises(ArgumentError, match="already"):
             found_for(tmp_path / f"{name}.gguf", words)
     monkeypatch.setenv("GGUF_FLASH_THRESHOLD", "0.5")
-    with pytest.raises(ArgumentError, match="GGUF_FLASH_THRESHOLD"):
+    with pytest.raises(ArgumentError, match="GGUF_FLASH_THRESHOLD") as refused:
         found_for(plain, words)
+    assert "record" not in str(refused.value)
+    monkeypatch.delenv("GGUF_FLASH_THRESHOLD")
+    monkeypatch.setenv("GGUF_FLASH_DISABLE", "1")
+    with pytest.raises(ArgumentError, match="GGUF_FLASH_DISABLE"):
+        found_for(plain, words)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Hugging Face folder, with a stand-in for upstream's script, which needs torch."""
+    made = tmp_path / "hf"
+    made.mkdir()
+    make_dense(made / "model.gguf")
+    config = {"hidden_act": "fatrelu", "hidden_act_param": 0.3}
+    (made / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(
+        "gguf_flash.converters.upstream._convert_folder",
+        lambda src, out, outtype: shutil.copy(src / "model.gguf", out),
+    )
+    return made
+
+
+@pytest.mark.parametrize("written", [convert, convert_dense])
+def test_a_folder_keeps_its_own_threshold(
+    folder: Path, tmp_path: Path, words: str, written: Any
+) -> None:
+    """FATReLU's, which is not in the file that the folder becomes on the way."""
+    assert convert(folder, tmp_path / "f.gguf").thresholds == (pytest.approx(0.3),) * 2
+
+    def sparsify(dense: DenseModel, activation: str | None) -> FoundThresholds:
+        return found_for(dense.paths[0], words, share=0.25, activation=activation)
+
+    with pytest.raises(ArgumentError, match=r"hf' has thresholds already \('hidden_act_param'\)"):
+        written(folder, tmp_path / "g.gguf", sparsify=sparsify)
+    assert not (tmp_path / "g.gguf").exists()
+
+
+@pytest.mark.parametrize("outtype", [None, "f16"])
+@pytest.mark.parametrize("arch", ["t5", "gemma3n"])
+def test_messages_name_what_was_given(
+    tmp_path: Path, words: str, arch: str, outtype: str | None
+) -> None:
+    """Not the temporary file, which is gone; T5's is the session's, Gemma's ours."""
+    plain, text = make_family(tmp_path / "given.gguf", arch), tmp_path / "a.txt"
+    text.write_text(words * 2)
+    sparsify = Sparsify(0.5, text, True, {"threads": 1})
+    with pytest.raises(UnsupportedError) as refused:
+        convert(plain, tmp_path / "f.gguf", outtype=outtype, select="gate", sparsify=sparsify)
+    assert f"'{plain}'" in str(refused.value) and "f.gguf" not in str(refused.value)
+    assert ("encoder" if arch == "t5" else "zeroes most activations") in str(refused.value)
 
 
 def test_verify_sees_thresholds_of_another_model(tmp_path: Path, words: str) -> None:
