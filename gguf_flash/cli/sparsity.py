@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from gguf_flash.cli.options import threads_option
 from gguf_flash.cli.progress import progress_bar
@@ -86,8 +87,10 @@ def take_sparsify(options: dict[str, Any], quiet: bool) -> Sparsify | None:
     share, text = options.pop("target_sparsity"), options.pop("text_file")
     others = {name: options.pop(name) for name in names}
     if share is None:
-        if text is not None:
-            raise ArgumentError("--text goes with --target-sparsity SHARE")
+        source = click.get_current_context().get_parameter_source
+        for name, option in (("text_file", "text"), *((n, n) for n in names)):
+            if source(name) not in (None, ParameterSource.DEFAULT):
+                raise ArgumentError(f"--{option} goes with --target-sparsity SHARE")
         return None
     from gguf_flash.calibrate.sparsity import parse_share
 

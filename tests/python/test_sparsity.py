@@ -300,7 +300,10 @@ def test_nothing_is_lost_at_zero(cli: Cli, tmp_path: Path, words: str) -> None:
     ("given", "message"),
     [
         (("--target-sparsity", "50%"), "--text"),
-        (("--text", "a.txt"), "--target-sparsity"),
+        (("--text", "a.txt"), "--text goes with --target-sparsity"),
+        (("--criterion", "magnitude"), "--criterion goes with --target-sparsity"),
+        (("--tokens", "4096"), "--tokens goes with --target-sparsity"),
+        (("--threads", "1"), "--threads goes with --target-sparsity"),
         (("--target-sparsity", "120%", "--text", "a.txt"), "120%"),
         (("--target-sparsity", "50%", "--text", "a.txt", "--threshold", "0.1"), "--threshold"),
         (("--target-sparsity", "50%", "--text", "a.txt", "--predictor", "a.txt"), "--dense"),
