@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 def command(file: Path, probe: Path | None, as_json: bool) -> None:
     """Show the bundles and totals of FILE; only headers are read.
 
+    Where the dense model's blocks are two stacks (T5), also which block a layer is.
+
     Of a file with thresholds also what it says they cost: perplexity with and without them, mean KL
     divergence, and the share of zeros in each layer (a neuron that has a threshold of its own is
     shown as "own").
@@ -80,6 +82,7 @@ def _as_dict(layout: FlashLayout) -> dict[str, Any]:
         "layers": [
             {
                 "layer": b.layer,
+                "block": b.block,
                 "n_ff": b.n_ff,
                 "types": [p.type.name for p in b.parts],
                 "stride": b.stride,
@@ -154,13 +157,16 @@ def _bundle_table(layout: FlashLayout) -> Table:
     from rich.table import Table
 
     table = Table(title=str(layout.path), title_justify="left")
-    for name in ("layer", "neurons", "parts", "stride", "bytes", "share"):
-        table.add_column(name, justify="left" if name == "parts" else "right")
+    stacked = any(b.block != f"blk.{b.layer}" for b in layout.layers)
+    names = ("layer", *(("block",) if stacked else ()), "neurons", "parts", "stride", "bytes")
+    for name in (*names, "share"):
+        table.add_column(name, justify="left" if name in ("block", "parts") else "right")
     for b in layout.layers:
         parts = " ".join(f"{p.name}:{p.type.name}" for p in b.parts)
         share = f"{100 * b.nbytes / layout.file_bytes:.1f}%"
         size = format_size(b.nbytes, binary=True)
-        table.add_row(str(b.layer), str(b.n_ff), parts, str(b.stride), size, share)
+        of = (str(b.layer), b.block) if stacked else (str(b.layer),)
+        table.add_row(*of, str(b.n_ff), parts, str(b.stride), size, share)
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from conftest import Cli
 from families import mean_kl
 from family_models import N_FF, N_LAYER, make_family
 from test_families import logits_of
@@ -35,9 +36,18 @@ def test_the_file(t5: Path, tmp_path: Path, select: str) -> None:
     assert [x["block"] for x in engine["layers"]] == BLOCKS
 
 
-def test_other_models_have_no_such_key(tmp_path: Path) -> None:
+def test_inspect_names_the_blocks(t5: Path, tmp_path: Path, cli: Cli) -> None:
+    convert(t5, tmp_path / "f.gguf")
+    shown = cli.json("inspect", tmp_path / "f.gguf")["layers"]
+    assert [(x["layer"], x["block"]) for x in shown] == list(enumerate(BLOCKS))
+    said = cli("inspect", tmp_path / "f.gguf").stdout
+    assert "block" in said and all(b in said for b in BLOCKS)
+
+
+def test_other_models_have_no_such_key(tmp_path: Path, cli: Cli) -> None:
     make_family(tmp_path / "d.gguf", "llama")
     layout = convert(tmp_path / "d.gguf", tmp_path / "f.gguf")
+    assert "block" not in cli("inspect", tmp_path / "f.gguf").stdout
     assert "flash_ffn.blocks" not in layout.kv
     assert [b.block for b in layout.layers] == ["blk.0", "blk.1"]
 
