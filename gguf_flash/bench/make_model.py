@@ -13,7 +13,7 @@ from typing import Any
 
 from gguf_flash.bench.measure import Shares, mean, measure
 from gguf_flash.bench.planting import Plant, calibrate
-from gguf_flash.bench.shapes import TYPES, Shape, Targets
+from gguf_flash.bench.shapes import TYPES, Shape, Targets, least_tokens
 from gguf_flash.bench.weights import (
     Matrix,
     deciding_rounding,
@@ -58,6 +58,8 @@ def make_model(
     """
     out, targets = Path(out), targets or Targets()
     ggml = _checked_type(kind)
+    if tokens < (least := least_tokens(targets.window)):  # measure says so too, after the writing
+        raise ArgumentError(f"at least {least} tokens to measure on expected, found {tokens}")
     report = progress or (lambda done, total, what: None)
     began = time.monotonic()
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gguf_flash.bench.planting import neuron_shares, random
-from gguf_flash.bench.shapes import Targets
+from gguf_flash.bench.shapes import LEAD, Targets, least_tokens
 from gguf_flash.errors import ArgumentError, UnsupportedError
 from gguf_flash.predictor.file import Predictor
 from gguf_flash.session import Session
@@ -18,11 +18,10 @@ from gguf_flash.session import Session
 if TYPE_CHECKING:
     from gguf_flash._core import Recorder
 
-__all__ = ["LEAD", "Shares", "mean", "measure", "random_tokens"]
+__all__ = ["Shares", "mean", "measure", "random_tokens"]
 
 Progress = Callable[[int, int, str], None]
 
-LEAD = 32  # tokens that only fill the context: the first of a text are all there is to attend to
 _BATCH = 128
 _SPECIAL = (256, 257)  # of a planted vocabulary
 
@@ -69,8 +68,8 @@ def measure(
     """
     from gguf_flash._core import Recorder
 
-    if tokens < LEAD + 2 * window:
-        raise ArgumentError(f"at least {LEAD + 2 * window} tokens expected, found {tokens}")
+    if tokens < (least := least_tokens(window)):
+        raise ArgumentError(f"at least {least} tokens to measure on expected, found {tokens}")
     report = progress or (lambda done, total, what: None)
     layers = [(n, p.n_ff) for n, p in sorted(predictor.layers.items())]
     recorder = Recorder(os.fspath(dense), predictor.n_embd, layers, tokens)

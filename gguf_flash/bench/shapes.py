@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from gguf_flash.errors import ArgumentError
 
-__all__ = ["SHAPES", "TYPES", "Shape", "Targets", "custom_shape"]
+__all__ = ["LEAD", "SHAPES", "TYPES", "Shape", "Targets", "custom_shape", "least_tokens"]
 
 TYPES = ("f16", "q8_0", "q4_0")
+LEAD = 32  # tokens that only fill the context: the first of a text are all there is to attend to
 BLOCK = 32  # values in a block of Q8_0 and Q4_0: parts of the stream begin and end on blocks
 
 
@@ -151,3 +152,8 @@ class Targets:
             )
         if not 0 < self.false_negatives < 1:
             raise ArgumentError(f"false negatives in 0..1 expected, found {self.false_negatives:g}")
+
+
+def least_tokens(window: int) -> int:
+    """So many must be run for the shares of a window to be measured."""
+    return LEAD + 2 * window

@@ -114,7 +114,7 @@ def test_shapes_are_the_published_ones() -> None:
         (("--shape", "custom", "--predicted", "0.02"), "active < predicted < used"),
         (("--shape", "custom", "--new", "0.5"), "new at most the mean growth"),
         (("--shape", "custom", "--used", "0.49", "--new", "0.01"), "cannot select"),
-        (("--shape", "custom", "--tokens", "10"), "at least 42 tokens"),
+        (("--shape", "custom", "--tokens", "10"), "10 is not in the range x>=42"),
     ],
 )
 def test_what_cannot_be_planted_is_refused(
@@ -123,7 +123,13 @@ def test_what_cannot_be_planted_is_refused(
     done = cli("bench", "make-model", *words, "--out", tmp_path / "x", code=2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
-    assert not (tmp_path / "x" / "flash.gguf").exists()
+    assert not (tmp_path / "x" / "dense.gguf").exists()
+
+
+def test_too_few_tokens_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="at least 42 tokens to measure on expected, found 41"):
+        make_model(tmp_path / "x", custom_shape(128, 512, 2, 512), tokens=41)
+    assert not (tmp_path / "x").exists()
 
 
 def test_command_tells_measured_and_planted(cli: Cli, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gguf_flash.bench.shapes import SHAPES, TYPES, Shape, Targets, custom_shape
+from gguf_flash.bench.shapes import SHAPES, TYPES, Shape, Targets, custom_shape, least_tokens
 from gguf_flash.cli.options import json_option, threads_option
 from gguf_flash.cli.progress import progress_bar
 from gguf_flash.errors import ArgumentError
@@ -43,8 +43,10 @@ _CUSTOM = {"n_embd": 256, "n_ff": 1024, "n_layer": 4, "n_vocab": 512}
 @click.option("--n-layer", type=int, help="Of --shape custom [default: 4].")
 @click.option("--n-vocab", type=int, help="Of --shape custom [default: 512].")
 @click.option("--gated", is_flag=True, help="Of --shape custom: Llama's FFN, not squared ReLU.")
-@click.option("--tokens", type=click.IntRange(1), default=384, show_default=True,
-              help="To measure on.")  # fmt: skip
+@click.option(
+    "--tokens", type=click.IntRange(least_tokens(Targets().window)), default=384, show_default=True,
+    help="To measure on.",
+)  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @threads_option
 @click.option("--quiet", is_flag=True, help="No progress bar.")
