@@ -78,7 +78,7 @@ class Shape:
         elif self.n_head < 1 or self.n_embd % self.n_head or self.head_dim % 16:
             wrong = (
                 f"n_embd {self.n_embd} in {self.n_head} heads gives no head width that is a"
-                " multiple of 16; choose another --n-head"
+                " multiple of 16; choose another n_head"
             )
         elif self.n_vocab < 320 or self.n_layer < 1:
             wrong = (

@@ -132,6 +132,11 @@ def test_too_few_tokens_are_refused_before_anything_is_written(tmp_path: Path) -
     assert not (tmp_path / "x").exists()
 
 
+def test_heads_that_do_not_fit_name_what_to_change() -> None:
+    with pytest.raises(ArgumentError, match=r"n_embd 128 in 3 heads .* choose another n_head$"):
+        custom_shape(128, 512, 2, 512, n_head=3)
+
+
 def test_command_tells_measured_and_planted(cli: Cli, tmp_path: Path) -> None:
     words = ("--shape", "custom", "--n-layer", "2", "--seed", "3", "--out", tmp_path)
     found = cli.json("bench", "make-model", *words)
