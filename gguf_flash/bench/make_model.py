@@ -153,7 +153,8 @@ def _write_flash(out: Path, predictor: Predictor, kind: GgmlType, report: Progre
 
     path = out / "predictor.safetensors"
     predictor.save(path)
-    down = None if kind.is_float else kind.name.lower()
+    # Convert's own choice for floats and Q8_0; other blocks would become F16, larger than planted.
+    down = None if kind.is_float or kind.name == "Q8_0" else kind.name.lower()
     dense = out / "dense.gguf"
     convert(dense, out / "flash.gguf", predictor=path, down_type=down, progress=report)
 

@@ -23,7 +23,7 @@ _CUSTOM = {"n_embd": 256, "n_ff": 1024, "n_layer": 4, "n_vocab": 512}
 )
 @click.option(
     "--type", "kind", type=click.Choice(TYPES), default="f16", show_default=True,
-    help="Of all matrices, the down rows of the bundles included.",
+    help="Of all matrices; the down rows in the bundles too, for q8_0 as its codes (i8).",
 )  # fmt: skip
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write into.")
 @click.option(
