@@ -121,7 +121,8 @@ def alternate(
 ) -> list[dict[str, Any]]:
     """Every arm once per round, in turn, so that a busy minute hits all; a summary of each arm.
 
-    An arm that fails is reported with its error and not run again.
+    An arm that fails is reported with its error, beside what it gave before, and not run again.
+    Raises ToolError, of which no arm would run, as long as none has.
     """
     report = progress or (lambda done, total, what: None)
     runs: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms}
@@ -134,9 +135,9 @@ def alternate(
             load = os.getloadavg()[0]
             try:
                 runs[arm.name].append({**run_arm(arm, cgroup=cgroup), "load": round(load, 2)})
-            except ToolError:
-                raise  # no arm would run
             except FlashError as error:
+                if isinstance(error, ToolError) and not any(runs.values()):
+                    raise
                 errors[arm.name] = str(error)
     return [summary(arm, runs[arm.name], errors.get(arm.name, "")) for arm in arms]
 

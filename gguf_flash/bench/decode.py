@@ -9,7 +9,7 @@ from gguf_flash.bench.arms import Arm, alternate
 from gguf_flash.bench.bound import bound_of
 from gguf_flash.bench.environment import environment
 from gguf_flash.bench.pair import Plan, Settings
-from gguf_flash.errors import ArgumentError
+from gguf_flash.errors import ArgumentError, FlashError
 from gguf_flash.session import default_threads
 
 __all__ = ["ARMS", "decode", "median", "ratio"]
@@ -32,7 +32,7 @@ def decode(
 
     Returns bench, environment, planted, model, limit_bytes, rounds, arms (see arms.summary),
     unavailable (arm to reason), ratio_vs_mmap, ratio_vs_ram, bound and bound_ratio (None without
-    the arms they compare).
+    the arms they compare), bound_error (why there is no bound, else "").
     """
     if unknown := set(arms) - set(ARMS):
         raise ArgumentError(f"arms {', '.join(ARMS)} expected, found '{sorted(unknown)[0]}'")
@@ -57,13 +57,17 @@ def decode(
 def _ratios(plan: Plan, by_name: dict[str, dict[str, Any]]) -> dict[str, Any]:
     ours = by_name.get("ours")
     rate = median(ours)
-    bound = None
+    bound, error = None, ""
     if ours is not None and rate is not None:
-        bound = bound_of(ours, plan.pair.flash, plan.work.threads or default_threads())
+        try:
+            bound = bound_of(ours, plan.pair.flash, plan.work.threads or default_threads())
+        except (FlashError, MemoryError) as e:  # what the arms gave took longer, and is kept
+            error = str(e)
     return {
         "ratio_vs_mmap": ratio(ours, by_name.get("mmap")),
         "ratio_vs_ram": ratio(ours, by_name.get("ram")),
         "bound": bound,
+        "bound_error": error,
         "bound_ratio": rate / bound["tokens_per_s"] if rate and bound else None,
     }
 

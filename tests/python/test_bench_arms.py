@@ -12,9 +12,11 @@ from planted import check_arm, check_head, needs_cgroup, pair
 from gguf_flash.bench.arms import Arm, Work, alternate, run_arm, stock_folder
 from gguf_flash.bench.bound import bound_of
 from gguf_flash.bench.cgroup import MemoryCgroup
-from gguf_flash.bench.decode import ratio
+from gguf_flash.bench.decode import decode, ratio
 from gguf_flash.bench.pair import Pair, Plan
-from gguf_flash.errors import ArgumentError, FlashError, ToolError
+from gguf_flash.cli.bench.decode import verdict
+from gguf_flash.cli.bench.table import arms_table
+from gguf_flash.errors import ArgumentError, FlashError, IoError, ToolError
 
 SMALL = ("--no-cgroup", "--ram", "300MiB", "--threads", "1")
 FEW = ("--tokens", "6", "--warmup", "8")
@@ -148,6 +150,51 @@ def test_an_arm_that_fails_is_reported(planted: Path) -> None:
     assert "arm 'bad'" in found[0]["error"]
     assert found[0]["tokens_per_s"] is None
     assert len(found[1]["runs"]) == 2
+
+
+def test_runs_of_an_arm_that_fails_later_are_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No cgroup in the second round; in the first there is nothing to keep, and it is raised."""
+    figures = {
+        "tokens_per_s": 4.0, "token_ms": 250.0, "prompt": {"tokens_per_s": 9.0}, "memory": {}
+    }  # fmt: skip
+    given: list[dict[str, object] | ToolError] = [figures, figures, ToolError("x"), ToolError("y")]
+
+    def run(arm: Arm, *, cgroup: bool) -> dict[str, object]:
+        found = given.pop(0)
+        if isinstance(found, ToolError):
+            raise found
+        return found
+
+    monkeypatch.setattr("gguf_flash.bench.arms.run_arm", run)
+    arms = [Arm("a", "", Work("")), Arm("b", "", Work(""))]
+    found = alternate(arms, 3)
+    assert [(f["error"], len(f["runs"])) for f in found] == [("x", 1), ("y", 1)]
+    assert found[0]["tokens_per_s"]["median"] == 4
+    arms_table(found)
+    shown = capsys.readouterr().out
+    assert shown.count("4.00..4.00") == 2
+    assert "b: y" in shown
+    given[:] = [ToolError("z"), figures]
+    with pytest.raises(ToolError, match="z"):
+        alternate(arms, 3)
+
+
+def test_a_bound_that_cannot_be_measured_costs_no_figures(
+    planted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise IoError("cannot start thread 2 of 2")
+
+    monkeypatch.setattr("gguf_flash.bench.decode.bound_of", refuse)
+    both = Pair.open(*pair(planted))
+    plan = Plan(both, "", 300 << 20, 256 << 20, Work("", tokens=2, warmup=0, threads=1))
+    report = decode(plan, arms=("ours",), rounds=1, cgroup=False)
+    check_arm(report["arms"][0])
+    assert (report["bound"], report["bound_ratio"]) == (None, None)
+    assert report["bound_error"] == "cannot start thread 2 of 2"
+    assert verdict(report) == "no bound was measured: cannot start thread 2 of 2"
 
 
 def test_no_cgroup_is_one_sentence(tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ def verdict(report: dict[str, Any]) -> str:
         for key, what in (("ratio_vs_mmap", "mmap"), ("ratio_vs_ram", "all weights in RAM"))
         if report[key] is not None
     ]
+    if report["bound_error"]:
+        words.append(f"no bound was measured: {report['bound_error']}")
     bound = report["bound"]
     if bound and report["bound_ratio"] is not None:
         words.append(

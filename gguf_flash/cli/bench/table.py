@@ -21,7 +21,7 @@ def arms_table(arms: list[dict[str, Any]]) -> None:
     for column in _COLUMNS:
         table.add_column(column, justify="left" if column == "arm" else "right", no_wrap=True)
     for arm in arms:
-        if not arm["error"]:
+        if arm.get("runs"):
             table.add_row(*_row(arm))
     console = Console(highlight=False, width=max(150, Console().width))
     console.print(table)
