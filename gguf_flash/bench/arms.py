@@ -17,6 +17,7 @@ from gguf_flash import runtime
 from gguf_flash.bench.cgroup import MemoryCgroup
 from gguf_flash.bench.device import drop_cache
 from gguf_flash.errors import FlashError, ToolError
+from gguf_flash.format.reader import read_set
 
 __all__ = ["Arm", "Work", "alternate", "run_arm", "stock_folder", "summary"]
 
@@ -84,11 +85,12 @@ def stock_folder(given: str | None) -> str:
 
 
 def run_arm(arm: Arm, *, cgroup: bool = True) -> dict[str, Any]:
-    """Run it once, its file out of the page cache first; the worker's figures, cgroup_peak_bytes.
+    """Run it once, its files out of the page cache first; the worker's figures, cgroup_peak_bytes.
 
     Raises a FlashError with the arm's name and the worker's sentence, ToolError for a cgroup.
     """
-    drop_cache(arm.work.model)
+    for file in read_set(arm.work.model, versions=(2, 3)):
+        drop_cache(file.path)
     with ExitStack() as stack:
         group = stack.enter_context(MemoryCgroup(arm.limit)) if cgroup else None
         given = {"procs": str(group.procs) if group else "", "work": asdict(arm.work)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from gguf_flash.bench.pair import Pair, Plan
 from gguf_flash.cli.bench.decode import verdict
 from gguf_flash.cli.bench.table import arms_table
 from gguf_flash.errors import ArgumentError, FlashError, IoError, ToolError
+from gguf_flash.runtime import tool_path
 
 SMALL = ("--no-cgroup", "--ram", "300MiB", "--threads", "1")
 FEW = ("--tokens", "6", "--warmup", "8")
@@ -195,6 +197,21 @@ def test_a_bound_that_cannot_be_measured_costs_no_figures(
     assert (report["bound"], report["bound_ratio"]) == (None, None)
     assert report["bound_error"] == "cannot start thread 2 of 2"
     assert verdict(report) == "no bound was measured: cannot start thread 2 of 2"
+
+
+def test_every_file_of_a_set_leaves_the_cache(
+    planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flash = pair(planted)[1]
+    words = ["--split-max-tensors", "7", flash, tmp_path / "s"]
+    subprocess.run([tool_path("llama-gguf-split"), *words], check=True, capture_output=True)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) > 1
+    dropped: list[Path] = []
+    monkeypatch.setattr("gguf_flash.bench.arms.drop_cache", dropped.append)
+    work = Work(str(files[0]), tokens=2, warmup=0, threads=1)
+    assert run_arm(Arm("ours", "", work), cgroup=False)["tokens"] == 2
+    assert dropped == files
 
 
 def test_no_cgroup_is_one_sentence(tmp_path: Path) -> None:
