@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import time
+import warnings
 from pathlib import Path
 from types import TracebackType
 
@@ -14,6 +15,7 @@ from gguf_flash.errors import ToolError
 __all__ = ["MemoryCgroup"]
 
 _ROOT = Path("/sys/fs/cgroup")
+_PAUSE = 0.1  # seconds between attempts to remove a group
 _count = itertools.count()
 
 
@@ -63,12 +65,20 @@ class MemoryCgroup:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        reason = ""
         for _ in range(50):  # the kernel takes a moment to forget a process that has ended
             try:
                 self.path.rmdir()
                 return
-            except OSError:
-                time.sleep(0.1)
+            except OSError as e:
+                reason = e.strerror or str(e)
+                time.sleep(_PAUSE)
+        warnings.warn(  # no error, which would take the run's figures along
+            f"the memory cgroup '{self.path}' is left behind ({reason}): remove it with rmdir when"
+            " no process is in it any more",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def peak(self) -> int | None:
         """The most bytes the group has held, file pages included; None if nobody knows."""

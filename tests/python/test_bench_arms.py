@@ -238,6 +238,15 @@ def test_cgroup_of_version_2(tmp_path: Path) -> None:
     assert not group.path.exists()
 
 
+def test_a_cgroup_left_behind_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gguf_flash.bench.cgroup._PAUSE", 0)
+    (tmp_path / "cgroup.controllers").write_text("cpu memory")
+    group = MemoryCgroup(1 << 20, tmp_path, "0::/\n")
+    with pytest.warns(RuntimeWarning, match=r"cgroup '.*' is left behind \(.*rmdir") as told, group:
+        pass  # its files stay, as a process that does not end would
+    assert str(group.path) in str(told[0].message)
+
+
 def test_stock_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("GGUF_FLASH_STOCK", raising=False)
     with pytest.raises(ToolError, match="build-stock"):
