@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf_flash.demo import cache_folder
 from gguf_flash.errors import ArgumentError, IoError
-from gguf_flash.predictor.publish import publish
 
 __all__ = [
     "DEPTHS",
     "READERS",
     "SIZES",
-    "Profile",
     "drop_cache",
     "measure_device",
     "memory_bandwidth",
-    "profile_path",
     "random_speed",
     "test_file",
 ]
@@ -150,52 +143,3 @@ def memory_bandwidth(threads: int, seconds: float = 0.5) -> float:
     from gguf_flash import _core
 
     return float(_core.memory_bandwidth(threads, _MEMORY_BYTES, seconds))
-
-
-def profile_path() -> Path:
-    """Where `bench io` leaves its figures for other commands."""
-    return cache_folder() / "device.json"
-
-
-@dataclass(frozen=True)
-class Profile:
-    """A stored measurement of `measure_device`."""
-
-    figures: dict[str, Any]
-
-    @classmethod
-    def open(cls, path: Path) -> Profile:
-        """Raises IoError or ArgumentError."""
-        try:
-            figures = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as e:
-            raise IoError(
-                f"cannot read the device profile '{path}': {e.strerror or e}; gguf-flash bench io"
-                " makes one"
-            ) from e
-        except ValueError as e:
-            raise ArgumentError(f"'{path}' is no device profile: it is no JSON ({e})") from e
-        if not isinstance(figures, dict) or not figures.get("random"):
-            raise ArgumentError(f"'{path}' is no device profile: it has no list 'random'")
-        return cls(figures)
-
-    def save(self, path: Path) -> None:
-        """Write it, complete or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        publish(path, (json.dumps(self.figures, indent=1) + "\n").encode())
-
-    def speed(self, size: int, depth: int = 32) -> float:
-        """Bytes a second of direct random reads of `size` bytes: the best reader, interpolated."""
-        best: dict[int, float] = {}
-        depths = {row["depth"] for row in self.figures["random"]}
-        near = min(depths, key=lambda d: abs(math.log(d / depth)))
-        for row in self.figures["random"]:
-            if row["direct"] and row["depth"] == near:
-                best[row["size"]] = max(best.get(row["size"], 0.0), row["bytes_per_s"])
-        if not best:
-            raise ArgumentError("the device profile has no direct reads")
-        import numpy as np
-
-        known = sorted(best)
-        speeds = [best[s] for s in known]
-        return float(np.interp(math.log(size), [math.log(s) for s in known], speeds))

@@ -1,4 +1,4 @@
-"""bench io: reads are counted as they happen, profiles answer, and bad input gets one sentence."""
+"""bench io: reads are counted as they happen, and bad input gets one sentence."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from conftest import Cli
 from planted import ENVIRONMENT_KEYS
 
 from gguf_flash import _core
-from gguf_flash.bench.device import Profile, drop_cache, measure_device, memory_bandwidth
+from gguf_flash.bench.device import drop_cache, measure_device, memory_bandwidth
 from gguf_flash.bench.environment import disk
-from gguf_flash.errors import ArgumentError, FlashError, IoError
+from gguf_flash.errors import FlashError, IoError
 
 
 @pytest.fixture(scope="module")
@@ -69,29 +69,7 @@ def test_bad_reads_are_refused(
         _core.measure_reads(str(target), "pread", True, False, size, depth, 0.01)
 
 
-def test_profile_answers_between_sizes(tmp_path: Path) -> None:
-    rows = [
-        {"reader": r, "direct": d, "size": s, "depth": 32, "bytes_per_s": v, "requests_per_s": 1}
-        for r, d, s, v in (
-            ("pread", True, 4096, 100.0), ("io_uring", True, 4096, 200.0),
-            ("io_uring", True, 16384, 400.0), ("io_uring", False, 4096, 9000.0),
-        )
-    ]  # fmt: skip
-    Profile({"random": rows}).save(tmp_path / "p.json")
-    profile = Profile.open(tmp_path / "p.json")
-    assert profile.speed(4096) == 200
-    assert profile.speed(8192) == pytest.approx(300)
-    assert profile.speed(1 << 20) == 400
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "{}"])
-def test_what_is_no_profile(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
-    path.write_text(text)
-    with pytest.raises(ArgumentError, match="is no device profile"):
-        Profile.open(path)
-    with pytest.raises(IoError, match="gguf-flash bench io"):
-        Profile.open(tmp_path / "absent")
+def test_cache_of_an_absent_file(tmp_path: Path) -> None:
     with pytest.raises(IoError, match="cannot read"):
         drop_cache(tmp_path / "absent")
 

@@ -42,9 +42,8 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> 
 )
 @threads_option
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path),
-    help="Store the profile here [default: where other commands look].",
-)  # fmt: skip
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON there too."
+)
 @json_option
 def command(
     path: Path,
@@ -66,8 +65,9 @@ def command(
     Example:
       gguf-flash bench io model.flash.gguf --json
     """
-    from gguf_flash.bench.device import Profile, measure_device, profile_path, test_file
+    from gguf_flash.bench.device import measure_device, test_file
     from gguf_flash.bench.environment import environment
+    from gguf_flash.predictor.publish import publish
     from gguf_flash.session import default_threads
 
     threads = options.pop("threads") or default_threads()
@@ -82,13 +82,12 @@ def command(
                 progress=progress, **options,
             )  # fmt: skip
     report = {**head, **found}
-    target = out or profile_path()
-    Profile(report).save(target)
+    if out:
+        publish(out, (json.dumps(report, indent=1) + "\n").encode())
     if as_json:
         click.echo(json.dumps(report))
     else:
         _show(report)
-        click.echo(f"stored in {target}")
 
 
 def _show(report: dict[str, Any]) -> None:
