@@ -113,7 +113,8 @@ Status drive(Reader & reader, const File & file, const Plan & plan, uint64_t & r
 Status check(const File & file, const Plan & plan) {
     if (plan.size == 0 || plan.size % file.align() != 0 || plan.size > (uint64_t(1) << 30)) {
         return { Code::argument, "a read size that is a multiple of " + std::to_string(file.align()) +
-                                     " up to 1 GiB expected, found " + std::to_string(plan.size) };
+                                     " up to 1 GiB expected, found " + std::to_string(plan.size) +
+                                     "; give --sizes such as 4KiB,64KiB" };
     }
     if (file.size() < plan.size) {
         return { Code::argument, "'" + file.label() + "' has " + std::to_string(file.size()) +
@@ -175,7 +176,10 @@ uint64_t sum_words(const uint64_t * words, size_t n) {
 
 double memory_bandwidth(int threads, uint64_t bytes, double seconds) {
     if (threads < 1 || threads > 1024 || bytes < 4096) {
-        raise_if_failed({ Code::argument, "1 to 1024 threads and at least 4096 bytes expected" });
+        const std::string found = std::to_string(threads) + " and " + std::to_string(bytes);
+        raise_if_failed({ Code::argument, "1 to 1024 threads and at least 4096 bytes expected to measure the memory, "
+                                          "found " +
+                                              found + "; give --threads such as 4" });
     }
     py::gil_scoped_release release;
     const size_t words = size_t(bytes) / threads / sizeof(uint64_t);

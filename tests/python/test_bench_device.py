@@ -12,7 +12,7 @@ from planted import ENVIRONMENT_KEYS
 from gguf_flash import _core
 from gguf_flash.bench.device import drop_cache, measure_device, memory_bandwidth
 from gguf_flash.bench.environment import disk
-from gguf_flash.errors import FlashError, IoError
+from gguf_flash.errors import ArgumentError, FlashError, IoError
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +48,14 @@ def test_rows_of_every_combination(file: Path) -> None:
 
 def test_memory_bandwidth_is_of_reads() -> None:
     assert 1e8 < memory_bandwidth(1, 0.05) < 1e12
+    with pytest.raises(ArgumentError, match="found 1025 and 4096; give --threads such as 4"):
+        _core.memory_bandwidth(1025, 4096, 0.01)
 
 
 @pytest.mark.parametrize(
     ("path", "size", "depth", "message"),
     [
-        ("file", 100, 8, "a read size that is a multiple of"),
+        ("file", 100, 8, "size that is a multiple of .* found 100; give --sizes such as 4KiB"),
         ("file", 1 << 28, 8, "less than one read"),
         ("file", 4096, 0, "a read depth from 1 to 4096"),
         ("absent", 4096, 8, "cannot open"),
