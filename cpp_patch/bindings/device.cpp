@@ -7,6 +7,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <random>
@@ -159,6 +160,12 @@ py::dict measure_reads(const std::string & path, const std::string & reader, boo
     return d;
 }
 
+// What one thread of memory_bandwidth reads, and how often it has.
+struct Lane {
+    std::vector<uint64_t> words;
+    uint64_t passes = 0, sum = 0;
+};
+
 // Sums a buffer larger than any cache again and again; the sum is kept, so that the loop is.
 uint64_t sum_words(const uint64_t * words, size_t n) {
     uint64_t sums[8] = {};
@@ -174,6 +181,34 @@ uint64_t sum_words(const uint64_t * words, size_t n) {
     return all;
 }
 
+// Every lane is read by a thread of its own until `seconds` have passed. What was started is joined, whatever
+// the system refuses.
+Status read_lanes(std::vector<Lane> & lanes, Clock::time_point begin, double seconds) {
+    Status status;
+    std::vector<std::thread> pool;
+    std::atomic<bool> stop{ false };
+    try {
+        pool.reserve(lanes.size());
+        for (Lane & lane : lanes) {
+            pool.emplace_back([&lane, &stop, begin, seconds] {
+                do {
+                    lane.sum += sum_words(lane.words.data(), lane.words.size());
+                    ++lane.passes;
+                } while (!stop && seconds_since(begin) < seconds);
+            });
+        }
+    } catch (const std::exception & error) {
+        stop = true;
+        status = { Code::io, "cannot start thread " + std::to_string(pool.size() + 1) + " of " +
+                                 std::to_string(lanes.size()) + " to measure the memory: " + error.what() +
+                                 "; give fewer --threads" };
+    }
+    for (std::thread & t : pool) {
+        t.join();
+    }
+    return status;
+}
+
 double memory_bandwidth(int threads, uint64_t bytes, double seconds) {
     if (threads < 1 || threads > 1024 || bytes < 4096) {
         const std::string found = std::to_string(threads) + " and " + std::to_string(bytes);
@@ -181,29 +216,24 @@ double memory_bandwidth(int threads, uint64_t bytes, double seconds) {
                                           "found " +
                                               found + "; give --threads such as 4" });
     }
-    py::gil_scoped_release release;
-    const size_t words = size_t(bytes) / threads / sizeof(uint64_t);
-    std::vector<uint64_t> passes(size_t(threads), 0), sums(size_t(threads), 0);
-    std::vector<std::vector<uint64_t>> buffers;
-    for (int t = 0; t < threads; ++t) {
-        buffers.emplace_back(words, uint64_t(t) + 1);
-    }
-    const Clock::time_point begin = Clock::now();
-    std::vector<std::thread> pool;
-    for (size_t t = 0; t < size_t(threads); ++t) {
-        pool.emplace_back([&, t] {
-            do {
-                sums[t] += sum_words(buffers[t].data(), words);
-                ++passes[t];
-            } while (seconds_since(begin) < seconds);
-        });
-    }
+    std::vector<Lane> lanes(static_cast<size_t>(threads));
     uint64_t read = 0;
-    for (size_t t = 0; t < pool.size(); ++t) {
-        pool[t].join();
-        read += sums[t] == 0 ? 0 : passes[t] * words * sizeof(uint64_t);
+    double took = 0;
+    Status status;
+    {
+        py::gil_scoped_release release;
+        for (Lane & lane : lanes) {
+            lane.words.assign(size_t(bytes) / lanes.size() / sizeof(uint64_t), 1);
+        }
+        const Clock::time_point begin = Clock::now();
+        status = read_lanes(lanes, begin, seconds);
+        took = seconds_since(begin);
     }
-    return double(read) / seconds_since(begin);
+    raise_if_failed(status);
+    for (const Lane & lane : lanes) {
+        read += lane.sum == 0 ? 0 : lane.passes * lane.words.size() * sizeof(uint64_t);
+    }
+    return double(read) / took;
 }
 
 } // namespace

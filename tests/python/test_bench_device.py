@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,28 @@ def test_memory_bandwidth_is_of_reads() -> None:
     assert 1e8 < memory_bandwidth(1, 0.05) < 1e12
     with pytest.raises(ArgumentError, match="found 1025 and 4096; give --threads such as 4"):
         _core.memory_bandwidth(1025, 4096, 0.01)
+
+
+def test_refused_threads_are_an_error() -> None:
+    """Room for some of the stacks: what was started must be joined, else the process is ended."""
+    script = """
+import resource
+from gguf_flash import _core
+from gguf_flash.errors import IoError
+pages = int(open("/proc/self/statm").read().split()[0])
+room = pages * resource.getpagesize() + (1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (room, room))
+try:
+    _core.memory_bandwidth(1024, 1 << 20, 5.0)
+except IoError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd="/", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "of 1024 to measure the memory: " in done.stdout
+    assert "give fewer --threads" in done.stdout
 
 
 @pytest.mark.parametrize(
