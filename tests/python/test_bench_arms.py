@@ -53,12 +53,13 @@ def test_decode_report(cli: Cli, planted: Path, tmp_path: Path) -> None:
     assert report["bound_ratio"] == pytest.approx(rate / bound["tokens_per_s"])
 
 
-def test_ours_alone_needs_no_stock(cli: Cli, planted: Path) -> None:
-    words = (*SMALL, *FEW, "--rounds", "1", "--arm", "ours")
-    report = cli.json("bench", "decode", *pair(planted), *words)
+def test_ours_alone_needs_no_stock(cli: Cli, planted: Path, tmp_path: Path) -> None:
+    out = tmp_path / "decode.json"
+    words = (*SMALL, *FEW, "--rounds", "1", "--arm", "ours", "--out", out)
+    text = cli("bench", "decode", *pair(planted), *words).stdout
+    report = json.loads(out.read_text())
     assert [a["name"] for a in report["arms"]] == ["ours"]
     assert report["ratio_vs_mmap"] is None
-    text = cli("bench", "decode", *pair(planted), *words).stdout
     assert "PLANTED" in text
     assert "measured: active 3" in text
     assert "% of what the" in text
