@@ -35,6 +35,32 @@ def thresholds(given: str | None) -> list[float] | None:
         ) from e
 
 
+def activation(given: str | None) -> tuple[str | None, list[float] | None]:
+    """A name of ACTIVATIONS, or of fatrelu:T what it stands for. Raises ArgumentError."""
+    if given is None or given in ACTIVATIONS:
+        return given, None
+    name, _, cut = given.partition(":")
+    try:
+        if name == "fatrelu":
+            return "relu", [float(cut)]
+    except ValueError:
+        pass
+    raise ArgumentError(
+        f"--activation takes {', '.join(ACTIVATIONS)} or fatrelu:T with a number T, found '{given}'"
+    )
+
+
+def _take_activation(options: dict[str, Any]) -> None:
+    """Turn fatrelu:T into its two parts. Raises ArgumentError when --threshold is given, too."""
+    options["activation"], cut = options["activation"]
+    if cut is not None and options["threshold"] is not None:
+        raise ArgumentError(
+            "--activation fatrelu:T and --threshold both give thresholds; use --activation relu"
+            " with --threshold"
+        )
+    options["threshold"] = options["threshold"] if cut is None else cut
+
+
 @click.command("convert")
 @click.argument("src", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write.")
@@ -55,7 +81,12 @@ def thresholds(given: str | None) -> list[float] | None:
     help="Type of the down rows [default: the source's if it is a float type, i8 (its codes) for"
     " q8_0, else f16].",
 )
-@click.option("--activation", type=click.Choice(ACTIVATIONS), help="Overrides the model's own.")
+@click.option(
+    "--activation",
+    metavar=f"[{'|'.join((*ACTIVATIONS, 'fatrelu:T'))}]",
+    callback=lambda context, parameter, value: activation(value),
+    help="Overrides the model's own; fatrelu:T is relu with --threshold T.",
+)
 @click.option(
     "--threshold",
     metavar="T|FILE",
@@ -92,6 +123,7 @@ def command(
 
     from gguf_flash.converters import convert
 
+    _take_activation(options)
     sparsify = options["sparsify"] = take_sparsify(options, quiet or as_json)
     if dense:
         _dense(src, out, quiet, as_json, options)

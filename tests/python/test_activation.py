@@ -293,3 +293,32 @@ def test_command_line_carries_it_over(cli: Cli, tmp_path: Path) -> None:
     wanted, got = (logits(load(p), tokens_of(9)) for p in (dense, flash))
     assert far(got, wanted) <= F32_ROUNDING
     cli("verify", flash, "--against", dense, "--quiet")
+
+
+@pytest.mark.parametrize("dense", [True, False], ids=["dense", "flash"])
+def test_fatrelu_is_relu_and_a_threshold(cli: Cli, tmp_path: Path, dense: bool) -> None:
+    source, out = make_dense(tmp_path / "s.gguf"), tmp_path / "o.gguf"
+    words = ("convert", source, "--out", out, *(["--dense"] if dense else []))
+    cli(*words, "--activation", "fatrelu:0.25")
+    keys = gguf.GGUFReader(out).fields
+    assert keys["flash_ffn.threshold"].contents() == [0.25, 0.25]
+    name = "llama.hidden_activation" if dense else "flash_ffn.activation"
+    assert keys[name].contents() == "relu"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("fatrelu",), "or fatrelu:T with a number T, found 'fatrelu'"),
+        (("fatrelu:much",), "found 'fatrelu:much'"),
+        (("fatrelu:-1",), "a threshold is a number, zero or more, found -1.0"),
+        (("fatrelu:nan",), "a threshold is a number, zero or more, found nan"),
+        (("fatrelu:0.1", "--threshold", 0.2), "both give thresholds; use --activation relu"),
+    ],
+)
+def test_a_fatrelu_that_is_none(
+    cli: Cli, tmp_path: Path, words: tuple[object, ...], said: str
+) -> None:
+    source, out = make_dense(tmp_path / "s.gguf"), tmp_path / "o.gguf"
+    done = cli("convert", source, "--out", out, "--activation", *words, code=2)
+    assert said in done.stderr and not out.exists()
