@@ -100,7 +100,7 @@ def convert(
     ``out`` appears complete or not at all.  Raises a FlashError subclass.
     """
     src, out = Path(src), _followed(Path(out))
-    select = select or ("predictor" if predictor else "all")
+    select = select or ("predictor" if predictor else "gate" if sparsify else "all")
     _check_arguments(src, out, select, align)
     _check_predictor(out, select, predictor)
     kind = _down_type(down_type)

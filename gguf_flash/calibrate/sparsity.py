@@ -154,10 +154,12 @@ def _windows(session: Session, text: str, ctx: int, tokens: int) -> list[list[in
     """What to choose on; ArgumentError if that or the held-out part is too short."""
     chosen_on, held_out = split_text(text)
     windows, found = token_windows(session, chosen_on, ctx, -(-tokens // ctx))
-    if not windows or len(session.tokenize(held_out)) < 2 * ctx:
+    measured = len(session.tokenize(held_out))
+    if not windows or measured < 2 * ctx:
         raise ArgumentError(
-            f"the text is too short: its first three quarters have {found} tokens of {ctx}"
-            f" needed, and its last quarter must have {2 * ctx}; give a longer text"
+            f"the text is too short: its first three quarters have {found} tokens, at least {ctx}"
+            f" expected, its last quarter {measured}, at least {2 * ctx} expected; give a longer"
+            " text"
         )
     return windows
 

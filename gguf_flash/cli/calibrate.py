@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gguf_flash.cli.options import json_option, threads_option
+from gguf_flash.cli.options import json_option, read_text, threads_option
 from gguf_flash.cli.progress import progress_bar
 from gguf_flash.errors import ArgumentError
 
@@ -123,7 +123,7 @@ def _divergence(
 
     if model is None or text is None:
         raise ArgumentError("a target in divergence needs --model and --text")
-    words = text.read_text(encoding="utf-8", errors="replace")
+    words = read_text(text)
     return divergence_of(model, predictor, words, **limits)
 
 

@@ -69,7 +69,8 @@ def _take_activation(options: dict[str, Any]) -> None:
     "--select",
     type=click.Choice(SELECTS),
     help="all: every neuron is read; gate: the deciding matrix stays resident and chooses;"
-    " predictor: the file of --predictor chooses [default: predictor if one is given, else all].",
+    " predictor: the file of --predictor chooses [default: predictor if one is given, gate with"
+    " --target-sparsity, else all].",
 )
 @click.option(
     "--predictor",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gguf_flash.cli.options import read_text
 from gguf_flash.cli.sparsity import cost
 from gguf_flash.format.layout import FlashLayout
 from gguf_flash.format.predictor import predictor_names
@@ -228,7 +229,7 @@ def _probe(file: Path, text: Path, as_json: bool) -> None:
     from gguf_flash.calibrate.probe import probe
     from gguf_flash.cli.progress import progress_bar
 
-    words = text.read_text(encoding="utf-8", errors="replace")
+    words = read_text(text)
     with progress_bar("probe", as_json, unit="activation") as progress:
         found = probe(file, words, progress=progress)
     if as_json:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from gguf_flash.errors import ArgumentError
 from gguf_flash.settings import POLICIES, PREFILLS, READERS, Settings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -16,6 +18,17 @@ threads_option = click.option(
     "--threads", type=click.IntRange(1, 1024), help="Threads [default: all this process may use]."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+
+
+def read_text(path: Path) -> str:
+    """The text in a file. Raises ArgumentError if it is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as e:
+        raise ArgumentError(
+            f"'{path}' is not UTF-8 text: found 0x{e.object[e.start]:02x} at byte {e.start}; give a"
+            " text, or convert it with iconv"
+        ) from e
 
 
 def engine_options(function: _Function) -> _Function:

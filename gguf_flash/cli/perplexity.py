@@ -14,6 +14,7 @@ from gguf_flash.cli.options import (
     json_option,
     model_argument,
     read_settings,
+    read_text,
     threads_option,
 )
 from gguf_flash.perplexity import SCORED
@@ -61,7 +62,7 @@ def command(model: str, text_file: Path, as_json: bool, **options: Any) -> None:
     from gguf_flash.perplexity import perplexity
 
     settings = read_settings(options)
-    text = text_file.read_text(encoding="utf-8", errors="replace")
+    text = read_text(text_file)
     figures = perplexity(model, text, settings=settings, progress=not as_json, **options)
     click.echo(json.dumps(figures) if as_json else summary(figures))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from gguf_flash.cli.options import threads_option
+from gguf_flash.cli.options import read_text, threads_option
 from gguf_flash.cli.progress import progress_bar
 from gguf_flash.errors import ArgumentError
 from gguf_flash.format.thresholds import CRITERIA, Sparsity
@@ -71,7 +71,7 @@ class Sparsify:
         """Find them; `activation` is what the file itself does not say."""
         from gguf_flash.calibrate.sparsity import find_thresholds
 
-        words = self._text.read_text(encoding="utf-8", errors="replace")
+        words = read_text(self._text)
         with progress_bar("thresholds", self._quiet, unit="window") as progress:
             thresholds = find_thresholds(
                 dense.paths[0], self._share, words, shown=dense.path, text_name=self._text.name,

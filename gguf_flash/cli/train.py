@@ -94,7 +94,7 @@ def command(
     """Train a predictor of active neurons on DIR, a recording by gguf-flash collect.
 
     \b
-        gguf-flash collect model.gguf --text corpus.txt --out recording
+        gguf-flash collect model.gguf --text corpus.txt --tokens 100000 --out recording
         gguf-flash train recording --out predictor.safetensors
 
     Each layer's threshold is chosen on held-out tokens for --target-fn. Finished layers are kept in

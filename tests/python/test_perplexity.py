@@ -17,6 +17,12 @@ CTX = 32
 WORDS = bytes(np.random.default_rng(1).integers(97, 123, 3 * CTX).astype(np.uint8)).decode()
 
 
+def test_a_file_that_is_no_text(cli: Cli, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_bytes(b"abc\xff" + bytes(range(32, 127)) * 20)
+    done = cli("perplexity", model, "--text", tmp_path / "x.txt", code=2)
+    assert "x.txt' is not UTF-8 text: found 0xff at byte 3; give" in done.stderr
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_dense(tmp_path_factory.mktemp("model") / "m.gguf")

@@ -266,7 +266,7 @@ def test_command_line(cli: Cli, tmp_path: Path, words: str) -> None:
     plain, text = make_dense(tmp_path / "plain.gguf"), tmp_path / "a.txt"
     text.write_text(words * 3)
     for criterion in ("magnitude", "weighted"):
-        for kind, more in (("flash", ("--select", "gate")), ("dense", ("--dense",))):
+        for kind, more in (("flash", ()), ("dense", ("--dense",))):
             out = tmp_path / f"{criterion}.{kind}.gguf"
             given = ("--target-sparsity", "60%", "--text", text, "--criterion", criterion)
             shown = cli.json(
