@@ -207,10 +207,14 @@ def _check_arguments(src: Path, out: Path, select: str, align: int) -> None:
 def _check_predictor(out: Path, select: str, predictor: Path | str | None) -> None:
     if predictor is not None:
         check_target(out, [Path(predictor)])
-    if (select == "predictor") != (predictor is not None):
+    if select == "predictor" and predictor is None:
         raise ArgumentError(
-            "select 'predictor' and a predictor go together: give --predictor FILE, which"
-            " gguf-flash train makes, or choose another --select"
+            "select 'predictor' needs one: give --predictor FILE, which gguf-flash train makes, or"
+            " choose another --select"
+        )
+    if select != "predictor" and predictor is not None:
+        raise ArgumentError(
+            f"select '{select}' uses no predictor: leave out --select, or --predictor"
         )
 
 

@@ -184,7 +184,7 @@ gguf_flash_model_ptr dense_activation(llama_model_loader & ml, const llama_model
         if (activation == Activation::from_graph) {
             flash_refuse({ gguf_flash::Code::unsupported,
                            "the model's key '" + ml.arch_name + ".hidden_activation' is '" + name + "', expected " +
-                               gguf_flash::activation_names + "; set flash_ffn.activation" });
+                               gguf_flash::activation_names + "; set flash_ffn.activation, or GGUF_FLASH_ACTIVATION" });
         }
     }
     std::vector<float> thresholds = settings.threshold.empty() ? thresholds_of(ml.metadata) : settings.threshold;

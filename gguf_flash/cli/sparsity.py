@@ -38,20 +38,22 @@ def sparsity_options(function: _Function) -> _Function:
                 type=click.Choice(CRITERIA),
                 default=CRITERIA[0],
                 show_default=True,
-                help="Small is an activation by its own size, or times the norm of its down row.",
+                help="With --target-sparsity: small is an activation by its own size, or times"
+                " the norm of its down row.",
             ),
             click.option(
                 "--text",
                 "text_file",
                 type=click.Path(exists=True, dir_okay=False, path_type=Path),
-                help="A UTF-8 text like what the model will read.",
+                help="With --target-sparsity: a UTF-8 text like what the model will read.",
             ),
             click.option(
                 "--tokens",
                 type=click.IntRange(1),
                 default=4096,
                 show_default=True,
-                help="Tokens of the text to choose thresholds on.",
+                help="With --target-sparsity: tokens of the text to choose thresholds on, in whole"
+                " windows of 512.",
             ),
             threads_option,
         )
@@ -113,5 +115,6 @@ def cost(found: Sparsity) -> str:
     return (
         f"{100 * found.target:g} % zeros asked for, {zeros} % found ({found.criterion}):"
         f" perplexity {found.dense_perplexity:.4g} to {found.perplexity:.4g}, mean KL"
-        f" {found.mean_kl:.3g}, on {found.held_out} tokens of {found.text}"
+        f" {found.mean_kl:.3g}, on {found.held_out} tokens of {found.text}; chosen on"
+        f" {found.tokens} others"
     )

@@ -117,7 +117,7 @@ void FfnRun::begin() {
     if (activation_ == Activation::from_graph) {
         fail({ Code::argument, "the activation of '" + op_.model_->label() +
                                    "' is not known: the file does not name "
-                                   "it; set flash_ffn.activation" });
+                                   "it; set flash_ffn.activation, or GGUF_FLASH_ACTIVATION" });
     }
     if (state_.codes && in_.norm != nullptr) {
         fail({ Code::unsupported, "layer " + std::to_string(state_.layout.layer) + " of '" + op_.model_->label() +
