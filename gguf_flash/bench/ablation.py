@@ -27,8 +27,9 @@ def ablation(
 ) -> dict[str, Any]:
     """Run the steps in turn (the paper's Table 2).
 
-    Returns bench, environment, planted, model, limit_bytes, rounds, steps (see arms.summary, in the
-    paper's order) and unavailable: steps the engine cannot take on this file, with the reason.
+    Returns bench, environment, threads, planted, model, limit_bytes, rounds, steps (see
+    arms.summary, in the paper's order) and unavailable: steps the engine cannot take on this file,
+    with the reason.
     """
     made: dict[str, Arm | None] = {
         "naive": plan.naive(),
@@ -44,6 +45,7 @@ def ablation(
     return {
         "bench": "ablation",
         "environment": head,
+        "threads": plan.threads,
         "planted": plan.pair.label,
         "model": plan.pair.as_dict(),
         "limit_bytes": plan.limit if cgroup else None,

@@ -10,7 +10,6 @@ from gguf_flash.bench.bound import bound_of
 from gguf_flash.bench.environment import environment
 from gguf_flash.bench.pair import Plan, Settings
 from gguf_flash.errors import ArgumentError, FlashError
-from gguf_flash.session import default_threads
 
 __all__ = ["ARMS", "decode", "median", "ratio"]
 
@@ -30,9 +29,9 @@ def decode(
 ) -> dict[str, Any]:
     """Run the named arms in turn, `rounds` times. settings: of the arm ours.
 
-    Returns bench, environment, planted, model, limit_bytes, rounds, arms (see arms.summary),
-    unavailable (arm to reason), ratio_vs_mmap, ratio_vs_ram, bound and bound_ratio (None without
-    the arms they compare), bound_error (why there is no bound, else "").
+    Returns bench, environment, threads, planted, model, limit_bytes, rounds, arms (see
+    arms.summary), unavailable (arm to reason), ratio_vs_mmap, ratio_vs_ram, bound and bound_ratio
+    (None without the arms they compare), bound_error (why there is no bound, else "").
     """
     if unknown := set(arms) - set(ARMS):
         raise ArgumentError(f"arms {', '.join(ARMS)} expected, found '{sorted(unknown)[0]}'")
@@ -44,6 +43,7 @@ def decode(
     return {
         "bench": "decode",
         "environment": head,
+        "threads": plan.threads,
         "planted": plan.pair.label,
         "model": plan.pair.as_dict(),
         "limit_bytes": plan.limit if cgroup else None,
@@ -60,7 +60,7 @@ def _ratios(plan: Plan, by_name: dict[str, dict[str, Any]]) -> dict[str, Any]:
     bound, error = None, ""
     if ours is not None and rate is not None:
         try:
-            bound = bound_of(ours, plan.pair.flash, plan.work.threads or default_threads())
+            bound = bound_of(ours, plan.pair.flash, plan.threads)
         except (FlashError, MemoryError) as e:  # what the arms gave took longer, and is kept
             error = str(e)
     return {

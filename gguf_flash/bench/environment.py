@@ -21,9 +21,9 @@ _VARIABLES = ("OMP_", "GOMP_", "GGUF_FLASH_", "CMAKE_ARGS")
 def environment(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Facts about this machine and the disk that holds `path`, for a report's head.
 
-    Keys: time, machine, cores, threads, kernel, memory_bytes, load, disk, simd, io_uring,
-    direct_io, dio_align, versions, variables (those that change how fast or how things run),
-    commit ("" outside of a checkout of this project).
+    Keys: time, machine, cores, usable_cores (this process may run on), kernel, memory_bytes, load,
+    disk, simd, io_uring, direct_io, dio_align, versions, variables (those that change how fast or
+    how things run), commit ("" outside of a checkout of this project).
     """
     from gguf_flash import _core
 
@@ -32,7 +32,7 @@ def environment(path: str | os.PathLike[str]) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "machine": _processor(),
         "cores": os.cpu_count(),
-        "threads": default_threads(),
+        "usable_cores": default_threads(),
         "kernel": platform.release(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "load": [round(x, 2) for x in os.getloadavg()],

@@ -29,9 +29,9 @@ def long(
 ) -> dict[str, Any]:
     """Generate `tokens` tokens greedily, then by nucleus sampling.
 
-    Returns bench, environment, planted, model, limit_bytes, tokens and texts: of each arms.summary,
-    whose run has `each` (ms, bytes_read, requests, misses, selected of every token), and stretches:
-    medians over each hundred tokens.
+    Returns bench, environment, threads, planted, model, limit_bytes, tokens and texts: of each
+    arms.summary, whose run has `each` (ms, bytes_read, requests, misses, selected of every token),
+    and stretches: medians over each hundred tokens.
     """
     head = environment(plan.pair.flash)
     greedy = replace(plan.work, tokens=tokens, per_token=True, temperature=0.0, top_p=None)
@@ -49,6 +49,7 @@ def long(
     return {
         "bench": "long",
         "environment": head,
+        "threads": plan.threads,
         "planted": plan.pair.label,
         "model": plan.pair.as_dict(),
         "limit_bytes": plan.limit if cgroup else None,

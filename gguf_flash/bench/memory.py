@@ -28,9 +28,9 @@ def memory(
 ) -> dict[str, Any]:
     """Run ours with RAM for weights of each share, in percent of the dense model's weights.
 
-    The limit of a run is that RAM and the reserve. Returns bench, environment, planted, model,
-    rounds and points: share, ram_bytes, and arms.summary; a share that holds no cache beside the
-    resident weights has an error in place of figures.
+    The limit of a run is that RAM and the reserve. Returns bench, environment, threads, planted,
+    model, rounds and points: share, ram_bytes, and arms.summary; a share that holds no cache beside
+    the resident weights has an error in place of figures.
     """
     head, points, arms = environment(plan.pair.flash), [], []
     for share in shares:
@@ -49,6 +49,7 @@ def memory(
     return {
         "bench": "memory",
         "environment": head,
+        "threads": plan.threads,
         "planted": plan.pair.label,
         "model": plan.pair.as_dict(),
         "rounds": rounds,

@@ -12,6 +12,7 @@ from gguf_flash.bench.arms import Arm, Work
 from gguf_flash.bench.make_model import planted_label
 from gguf_flash.errors import ArgumentError
 from gguf_flash.format.reader import read_layout, read_set, set_tensors
+from gguf_flash.session import default_threads
 from gguf_flash.sizes import format_size, parse_size
 
 __all__ = ["RESERVE", "Pair", "Plan", "all_neurons"]
@@ -104,6 +105,11 @@ class Plan:
     limit: int
     reserve: int
     work: Work
+
+    @property
+    def threads(self) -> int:
+        """Threads that every arm runs with."""
+        return self.work.threads or default_threads()
 
     def weights(self) -> int:
         """What of the limit is for weights. Raises ArgumentError if they cannot be resident."""

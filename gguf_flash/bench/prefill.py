@@ -26,8 +26,8 @@ def prefill(
 ) -> dict[str, Any]:
     """Read a prompt of random tokens, nothing decoded after it: mmap, ram and ours in turn.
 
-    Returns bench, environment, planted, model, limit_bytes, rounds, prompt_tokens, arms (see
-    arms.summary: prompt_tokens_per_s, and prompt in its runs), ratio_vs_mmap and ratio_vs_ram.
+    Returns bench, environment, threads, planted, model, limit_bytes, rounds, prompt_tokens, arms
+    (see arms.summary: prompt_tokens_per_s, and prompt in its runs), ratio_vs_mmap and ratio_vs_ram.
     """
     work = replace(plan.work, prompt="", prompt_tokens=prompt_tokens, warmup=0, tokens=0)
     own = replace(plan, work=work)
@@ -39,6 +39,7 @@ def prefill(
     return {
         "bench": "prefill",
         "environment": head,
+        "threads": plan.threads,
         "planted": plan.pair.label,
         "model": plan.pair.as_dict(),
         "limit_bytes": plan.limit if cgroup else None,

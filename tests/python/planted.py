@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ENVIRONMENT_KEYS = {
-    "time", "machine", "cores", "threads", "kernel", "memory_bytes", "load", "disk", "simd",
+    "time", "machine", "cores", "usable_cores", "kernel", "memory_bytes", "load", "disk", "simd",
     "io_uring", "direct_io", "dio_align", "versions", "variables", "commit",
 }  # fmt: skip
 
@@ -44,6 +44,7 @@ def check_arm(arm: dict[str, Any]) -> None:
 def check_head(report: dict[str, Any], bench: str) -> None:
     assert report["bench"] == bench
     assert set(report["environment"]) == ENVIRONMENT_KEYS
+    assert report["threads"] == 1  # as given, whatever the machine has
     assert re.match(r"\d{4}-\d\d-\d\dT", report["environment"]["time"])
     assert "planted custom f16" in report["planted"]
 

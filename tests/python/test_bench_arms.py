@@ -61,6 +61,8 @@ def test_ours_alone_needs_no_stock(cli: Cli, planted: Path, tmp_path: Path) -> N
     assert [a["name"] for a in report["arms"]] == ["ours"]
     assert report["ratio_vs_mmap"] is None
     assert "PLANTED" in text
+    assert report["threads"] == 1
+    assert " cores, --threads 1, " in text
     assert "measured: active 3" in text
     assert "% of what the" in text
 

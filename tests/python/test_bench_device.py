@@ -102,13 +102,18 @@ def test_cache_of_an_absent_file(tmp_path: Path) -> None:
 
 def test_command(cli: Cli, file: Path, tmp_path: Path) -> None:
     out = tmp_path / "profile.json"
-    words = ("--sizes", "4KiB,16KiB", "--depths", "1,4", "--seconds", "0.02", "--out", out)
+    words = (
+        "--sizes", "4KiB,16KiB", "--depths", "1,4", "--seconds", "0.02", "--out", out,
+        "--threads", "3",
+    )  # fmt: skip
     report = cli.json("bench", "io", file, *words)
     assert report["bench"] == "io"
     assert set(report["environment"]) == ENVIRONMENT_KEYS
+    assert report["threads"] == 3
     assert json.loads(out.read_text()) == report
     assert {r["size"] for r in report["random"]} == {4096, 16384}
     text = cli("bench", "io", tmp_path, "--file-size", "1MiB", *words).stdout
+    assert " cores, --threads 3, " in text
     assert "pread, direct" in text or "pread, buffered" in text
     assert [p.name for p in tmp_path.iterdir()] == ["profile.json"]  # the test file has gone
 

@@ -71,7 +71,7 @@ def command(
     from gguf_flash.session import default_threads
 
     threads = options.pop("threads") or default_threads()
-    head = {"bench": "io", "environment": environment(path)}
+    head = {"bench": "io", "environment": environment(path), "threads": threads}
     with ExitStack() as stack:
         file = (
             stack.enter_context(test_file(path, parse_size(file_size))) if path.is_dir() else path

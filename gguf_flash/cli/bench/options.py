@@ -123,9 +123,9 @@ def heading(report: dict[str, Any]) -> str:
     """What a table is about, in a line or two; planted models are called so."""
     env = report["environment"]
     lines = [
-        f"bench {report['bench']}: {env['machine']}, {env['cores']} cores, {env['simd']}, kernel"
-        f" {env['kernel']}, disk {env['disk'].get('device', '')}, load {env['load'][0]},"
-        f" {env['time']}"
+        f"bench {report['bench']}: {env['machine']}, {env['cores']} cores, --threads"
+        f" {report['threads']}, {env['simd']}, kernel {env['kernel']}, disk"
+        f" {env['disk'].get('device', '')}, load {env['load'][0]}, {env['time']}"
     ]
     if report.get("planted"):
         shares = {k: v for k, v in report["model"]["measured"].items() if k != "tokens"}
