@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gguf_flash.bench.arms import alternate
 from gguf_flash.bench.environment import environment
-from gguf_flash.bench.pair import Plan
-from gguf_flash.errors import ArgumentError
+from gguf_flash.bench.pair import Pair, Plan
+from gguf_flash.sizes import format_size
 
 __all__ = ["SHARES", "memory"]
 
@@ -37,11 +38,10 @@ def memory(
         ram = plan.pair.limit(f"{share}%")
         point: dict[str, Any] = {"share": share, "ram_bytes": ram, "error": ""}
         points.append(point)
-        try:
-            own = replace(plan, limit=ram + plan.reserve)
-            arms.append(own.ours(f"{share:g}%"))
-        except ArgumentError as error:
-            point["error"] = str(error)
+        if ram < plan.pair.least_bytes:
+            point["error"] = _too_small(plan.pair, share, ram)
+            continue
+        arms.append(replace(plan, limit=ram + plan.reserve).ours(f"{share:g}%"))
     found = iter(alternate(arms, rounds, cgroup=cgroup, progress=progress))
     for point in points:
         if not point["error"]:
@@ -55,3 +55,11 @@ def memory(
         "rounds": rounds,
         "points": points,
     }
+
+
+def _too_small(pair: Pair, share: float, ram: int) -> str:
+    least = math.ceil(100 * pair.least_bytes / pair.dense_bytes)
+    return (
+        f"the share {share:g}% ({format_size(ram)}) holds no cache beside"
+        f" {format_size(pair.resident_bytes)} of resident weights; give --shares {least} or more"
+    )

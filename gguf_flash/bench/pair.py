@@ -15,19 +15,22 @@ from gguf_flash.format.reader import read_layout, read_set, set_tensors
 from gguf_flash.session import default_threads
 from gguf_flash.sizes import format_size, parse_size
 
-__all__ = ["RESERVE", "Pair", "Plan", "all_neurons"]
+__all__ = ["RESERVE", "STOCK_ARMS", "Pair", "Plan", "all_neurons"]
 
 RESERVE = 256 << 20  # of a limit, for Python, llama.cpp's buffers and the KV cache
+STOCK_ARMS = ("mmap", "ram")  # of unpatched llama.cpp; all others are ours
 Settings = Mapping[str, int | str | None]  # as gguf_flash.settings has them
 
 _SMALLEST = "1%"  # of the bundles: what the engine can just work with
+_HARDLY_ANY = "0.0001%"  # of the bundles: less than the engine's least, which it then takes
 
 
 @dataclass(frozen=True)
 class Pair:
     """Both files, and the bytes of their weights.
 
-    label: of a planted model, else "". measured: its shares, from planted.json beside it.
+    least_bytes: resident weights and the smallest cache the engine works with. label: of a planted
+    model, else "". measured: its shares, from planted.json beside it.
     """
 
     dense: Path
@@ -35,6 +38,7 @@ class Pair:
     dense_bytes: int
     resident_bytes: int
     bundle_bytes: int
+    least_bytes: int
     select: str
     label: str
     measured: Mapping[str, float]
@@ -55,7 +59,8 @@ class Pair:
                 f"'{flash}' was not made from '{dense}': they differ in the key '{odd[0]}'"
             )
         nbytes, label = sum(t.nbytes for t in set_tensors(files)), planted_label(dense)
-        sizes = (nbytes, layout.resident_bytes, layout.bundle_bytes)
+        least = _least_bytes(flash)
+        sizes = (nbytes, layout.resident_bytes, layout.bundle_bytes, least)
         return cls(dense, flash, *sizes, layout.select, label, _measured(dense, label))
 
     def as_dict(self) -> dict[str, Any]:
@@ -73,6 +78,14 @@ class Pair:
                 raise ArgumentError(f"a share above 0% expected, found {ram!r}")
             return int(self.dense_bytes * share / 100)
         return parse_size(ram)
+
+
+def _least_bytes(flash: Path) -> int:
+    """RAM for weights below which the engine refuses `flash`: what it makes of hardly any cache."""
+    from gguf_flash import _core
+
+    engine = _core.open_model(str(flash), ram=_HARDLY_ANY)
+    return int(engine.stats()["memory"]["ram_bytes"])
 
 
 def _of_the_model(key: str) -> bool:

@@ -16,6 +16,7 @@ from gguf_flash.bench.cgroup import MemoryCgroup
 from gguf_flash.bench.decode import decode, ratio
 from gguf_flash.bench.pair import Pair, Plan
 from gguf_flash.cli.bench.decode import verdict
+from gguf_flash.cli.bench.options import end
 from gguf_flash.cli.bench.table import arms_table
 from gguf_flash.errors import ArgumentError, FlashError, IoError, ToolError
 from gguf_flash.runtime import tool_path
@@ -94,6 +95,10 @@ def test_ablation_of_a_file_without_predictor(cli: Cli, small_opt: object) -> No
     assert [s["name"] for s in report["steps"]] == ["predictor", "window", "budget"]
     assert set(report["unavailable"]) == {"naive", "hybrid", "bundling"}
     assert report["planted"] == ""
+    words = ("bench", "decode", small_opt.dense, gate, *SMALL)  # type: ignore[attr-defined]
+    done = cli(*words, "--arm", "naive", code=1)
+    assert "naive: a file of --select gate cannot" in done.stdout
+    assert "gguf-flash: no arm gave a figure" in done.stderr
 
 
 def test_memory_report(cli: Cli, planted: Path) -> None:
@@ -106,6 +111,46 @@ def test_memory_report(cli: Cli, planted: Path) -> None:
         check_arm(point)
         assert point["memory"]["ram_bytes"] <= point["ram_bytes"]
     assert middle["memory"]["cache_bytes"] < high["memory"]["cache_bytes"]
+
+
+def test_memory_of_which_nothing_ran_ends_with_code_1(cli: Cli, planted: Path) -> None:
+    words = ("bench", "memory", *pair(planted), *FEW, "--no-cgroup", "--threads", "1")
+    done = cli(*words, "--shares", "10,20", code=1)
+    assert "gguf-flash: no arm gave a figure" in done.stderr
+    both = Pair.open(*pair(planted))
+    least = int(100 * both.least_bytes / both.dense_bytes) + 1
+    for share in (10, 20):
+        assert f"\n{share}%: the share {share}% (" in done.stdout
+    assert f"give --shares {least} or more" in done.stdout
+    assert "--ram" not in done.stdout
+    points = cli.json(*words, "--shares", f"{least - 1},{least}")["points"]
+    assert [bool(p["error"]) for p in points] == [True, False]
+    done = cli(*words, "--shares", "50,0", code=2)
+    assert "--shares takes percents above 0 up to 1000, found 0" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ran", "unavailable", "what"),
+    [
+        ({"mmap": 1, "ours": 1, "naive": 0}, [], None),
+        ({"mmap": 1}, [], None),
+        ({"mmap": 1, "ours": 0}, [], "no arm of ours"),
+        ({"ram": 1}, ["naive"], "no arm of ours"),
+        ({"mmap": 0, "ours": 0}, [], "no arm"),
+        ({}, ["naive"], "no arm"),
+    ],
+)
+def test_code_of_a_bench_by_what_ran(
+    ran: dict[str, int], unavailable: list[str], what: str | None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    arms = [{"name": name, "runs": [{}] * count} for name, count in ran.items()]
+    if what is None:
+        return end(arms, unavailable)
+    with pytest.raises(SystemExit) as left:
+        end(arms, unavailable)
+    assert left.value.code == 1
+    assert f"gguf-flash: {what} gave a figure" in capsys.readouterr().err
 
 
 @pytest.mark.stock

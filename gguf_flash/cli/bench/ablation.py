@@ -8,6 +8,7 @@ import click
 
 from gguf_flash.cli.bench.options import (
     decode_arguments,
+    end,
     make_plan,
     pair_arguments,
     show,
@@ -40,3 +41,4 @@ def command(
             plan, rounds=rounds, window=window, cgroup=not no_cgroup, progress=progress
         )
     show(report, as_json, out, report["steps"])
+    end(report["steps"])

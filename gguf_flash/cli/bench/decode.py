@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from gguf_flash.bench.decode import ARMS
+from gguf_flash.bench.pair import STOCK_ARMS
 from gguf_flash.cli.bench.options import (
     decode_arguments,
+    end,
     make_plan,
     pair_arguments,
     show,
@@ -56,7 +58,7 @@ def command(
 
     settings = {name: options.pop(name) for name in ("policy", "window", "reader", "depth")}
     chosen = arms or ARMS
-    needs_stock = bool({"mmap", "ram"} & set(chosen))
+    needs_stock = bool(set(STOCK_ARMS) & set(chosen))
     plan = make_plan(options, stock=needs_stock, **take_work(options))
     with progress_bar("decode", as_json, unit="run") as progress:
         report = decode(
@@ -66,6 +68,7 @@ def command(
     show(report, as_json, out, report["arms"])
     if not as_json:
         click.echo(verdict(report))
+    end(report["arms"], report["unavailable"])
 
 
 def verdict(report: dict[str, Any]) -> str:

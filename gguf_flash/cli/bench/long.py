@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from gguf_flash.cli.bench.options import make_plan, pair_arguments, show
+from gguf_flash.cli.bench.options import end, make_plan, pair_arguments, show
 from gguf_flash.cli.progress import progress_bar
 
 
@@ -45,3 +45,4 @@ def command(
                     f"{text['name']}, from token {s['from']}: {s['ms']:.0f} ms,"
                     f" {s['bytes_read'] / 1e6:.1f} MB in {s['requests']:.0f} requests"
                 )
+    end(report["texts"])

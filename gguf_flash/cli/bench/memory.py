@@ -9,6 +9,7 @@ import click
 from gguf_flash.bench.memory import SHARES
 from gguf_flash.cli.bench.options import (
     decode_arguments,
+    end,
     make_plan,
     pair_arguments,
     show,
@@ -20,9 +21,12 @@ from gguf_flash.errors import ArgumentError
 
 def _shares(context: click.Context, parameter: click.Parameter, value: str) -> list[float]:
     try:
-        return [float(item) for item in value.split(",")]
+        shares = [float(item) for item in value.split(",")]
     except ValueError as e:
         raise ArgumentError(f"--shares takes numbers with commas, found '{value}'") from e
+    if odd := [s for s in shares if not 0 < s <= 1000]:
+        raise ArgumentError(f"--shares takes percents above 0 up to 1000, found {odd[0]:g}")
+    return shares
 
 
 @click.command("memory")
@@ -53,3 +57,4 @@ def command(
         for point in report["points"]:
             if "runs" not in point:
                 click.echo(f"{point['share']:g}%: {point['error']}")
+    end(report["points"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 
 from gguf_flash.bench.arms import Work, stock_folder
-from gguf_flash.bench.pair import RESERVE, Pair, Plan
+from gguf_flash.bench.pair import RESERVE, STOCK_ARMS, Pair, Plan
 from gguf_flash.cli.options import json_option, threads_option
 from gguf_flash.sizes import format_size, parse_size
 
@@ -117,6 +118,21 @@ def show(
     arms_table(rows)
     for name, reason in report.get("unavailable", {}).items():
         click.echo(f"{name}: {reason}")
+
+
+def end(arms: Iterable[dict[str, Any]], unavailable: Iterable[str] = ()) -> None:
+    """Exit with code 1 if no arm (arms.summary), or none of ours where some were asked for, ran.
+
+    unavailable: names of arms that were asked for and that the files cannot run.
+    """
+    ran = {arm.get("name", ""): bool(arm.get("runs")) for arm in arms}
+    ran = {**dict.fromkeys(unavailable, False), **ran}
+    ours = [gave for name, gave in ran.items() if name not in STOCK_ARMS]
+    if any(ours) or (not ours and any(ran.values())):
+        return
+    what = "no arm of ours" if any(ran.values()) else "no arm"
+    click.echo(f"gguf-flash: {what} gave a figure; the report says why", err=True)
+    sys.exit(1)
 
 
 def heading(report: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from gguf_flash.cli.bench.options import make_plan, pair_arguments, show, stock_option
+from gguf_flash.cli.bench.options import end, make_plan, pair_arguments, show, stock_option
 from gguf_flash.cli.progress import progress_bar
 
 
@@ -38,3 +38,4 @@ def command(
             progress=progress,
         )  # fmt: skip
     show(report, as_json, out, report["arms"])
+    end(report["arms"])
