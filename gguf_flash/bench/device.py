@@ -15,6 +15,7 @@ __all__ = [
     "DEPTHS",
     "READERS",
     "SIZES",
+    "check_requests",
     "drop_cache",
     "measure_device",
     "memory_bandwidth",
@@ -30,6 +31,8 @@ READERS = ("io_uring", "pread")
 _SEQUENTIAL_SIZE, _SEQUENTIAL_DEPTH = 4 << 20, 4
 _MEMORY_BYTES = 512 << 20
 _BLOCK = 8 << 20
+_PROBE = 4096  # bytes of a file that only tells how direct reads must be aligned
+_MOST_SIZE, _MOST_DEPTH = 1 << 30, 4096
 
 
 def drop_cache(path: str | os.PathLike[str]) -> None:
@@ -42,6 +45,37 @@ def drop_cache(path: str | os.PathLike[str]) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
+
+
+def check_requests(
+    path: Path, sizes: Sequence[int], depths: Sequence[int], nbytes: int | None = None
+) -> None:
+    """Raise ArgumentError for a request that reads of `path` cannot have, IoError for no file.
+
+    nbytes: of the file that would be written if `path` is a folder.
+    """
+    from gguf_flash import _core
+
+    with test_file(path, _PROBE) if path.is_dir() else contextlib.nullcontext(path) as file:
+        align = max(1, int(_core.machine(os.fspath(file))["dio_align"]))
+        length = nbytes if nbytes is not None else file.stat().st_size
+    for size in sizes:
+        if not 0 < size <= _MOST_SIZE or size % align:
+            raise ArgumentError(
+                f"--sizes takes multiples of {align} bytes up to 1 GiB, found {size}; k and KB are"
+                " 1000 bytes: give --sizes such as 4KiB,64KiB"
+            )
+    for depth in depths:
+        if not 1 <= depth <= _MOST_DEPTH:
+            raise ArgumentError(
+                f"--depths takes numbers from 1 to {_MOST_DEPTH}, found {depth}; give --depths such"
+                " as 1,32"
+            )
+    if length < min(sizes):
+        raise ArgumentError(
+            f"'{path}' has {length} bytes to read, smaller than the smallest read of {min(sizes)}"
+            " bytes; give smaller --sizes, a larger file, or for a folder a larger --file-size"
+        )
 
 
 @contextlib.contextmanager
@@ -73,10 +107,13 @@ def measure_device(
     Returns "random" (rows: reader, direct, size, depth, bytes_per_s, requests_per_s), "sequential"
     (the same keys), "memory_bytes_per_s", "file", "file_bytes", and "skipped": readers that this
     machine lacks, with the reason. Buffered reads begin with the file out of the page cache.
-    Raises ArgumentError for a file that is too small, IoError.
+    Raises ArgumentError for what cannot be read so, IoError.
     """
+    check_requests(path, sizes, depths)
     report = progress or (lambda done, total, what: None)
     usable, skipped = _usable(path, readers)
+    if not usable:
+        raise ArgumentError(f"no such reader works here: {'; '.join(skipped.values())}")
     ways = [(r, direct) for r in usable for direct in (True, False)]
     plan = [(r, d, False, s, q) for r, d in ways for s in sizes for q in depths]
     plan += [(r, d, True, _SEQUENTIAL_SIZE, _SEQUENTIAL_DEPTH) for r, d in ways]
@@ -86,8 +123,6 @@ def measure_device(
         if size <= path.stat().st_size:
             row = _read(path, reader, direct, sequential, size, depth, seconds, i)
             rows[sequential].append(row)
-    if not rows[False]:
-        raise ArgumentError(f"'{path}' is smaller than the smallest read of {min(sizes)} bytes")
     return {
         "file": str(path),
         "file_bytes": path.stat().st_size,

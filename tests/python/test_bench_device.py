@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from conftest import Cli
 from planted import ENVIRONMENT_KEYS
 
 from gguf_flash import _core
+from gguf_flash.bench import device
 from gguf_flash.bench.device import drop_cache, measure_device, memory_bandwidth
 from gguf_flash.bench.environment import disk
+from gguf_flash.cli.bench.io import command
 from gguf_flash.errors import ArgumentError, FlashError, IoError
 
 
@@ -120,11 +123,42 @@ def test_command(cli: Cli, file: Path, tmp_path: Path) -> None:
 
 def test_command_refuses(cli: Cli, file: Path, tmp_path: Path) -> None:
     done = cli("bench", "io", file, "--sizes", "big", code=2)
-    assert "cannot read the size 'big'" in done.stderr
+    assert "--sizes takes sizes with commas such as 4KiB,64KiB, found 'big'" in done.stderr
     small = tmp_path / "small"
     small.write_bytes(b"x")
     done = cli("bench", "io", small, "--out", tmp_path / "p", code=2)
     assert "smaller than the smallest read" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--sizes", "4KiB,4097"), r"--sizes takes multiples of \d+ bytes .*found 4097"),
+        (("--sizes", "4k"), r"--sizes takes multiples .*found 4000; k and KB are 1000 bytes"),
+        (("--sizes", "2GiB"), "--sizes takes multiples .*found 2147483648"),
+        (("--depths", "1,5000"), "--depths takes numbers from 1 to 4096, found 5000"),
+        (("--depths", "0"), "--depths takes numbers from 1 to 4096, found 0"),
+        (("--depths", "deep"), "--depths takes numbers with commas such as 1,32, found 'deep'"),
+        (("--sizes", "1MiB", "--file-size", "8KiB"), "has 8192 bytes to read, smaller than"),
+    ],
+)
+def test_bad_requests_cost_no_file(
+    words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "multiples" in message and not _core.machine(str(tmp_path))["direct_io"]:
+        pytest.skip("buffered reads may have any size")
+    written: list[int] = []
+
+    real = device.test_file
+
+    def test_file(folder: Path, nbytes: int) -> AbstractContextManager[Path]:
+        written.append(nbytes)
+        return real(folder, min(nbytes, 1 << 20))
+
+    monkeypatch.setattr(device, "test_file", test_file)
+    with pytest.raises(ArgumentError, match=message):
+        command.main([str(tmp_path), *words], standalone_mode=False)
+    assert sum(written) <= 4096  # what tells the alignment
 
 
 def test_disk_of_a_path(tmp_path: Path) -> None:

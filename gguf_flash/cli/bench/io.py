@@ -12,21 +12,36 @@ import click
 from gguf_flash.bench.device import DEPTHS, READERS, SIZES
 from gguf_flash.cli.options import json_option, threads_option
 from gguf_flash.cli.progress import progress_bar
+from gguf_flash.errors import ArgumentError
 from gguf_flash.sizes import format_size, parse_size
 
 
-def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> list[int]:
-    return [parse_size(item) for item in value.split(",")]
+def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> list[int]:
+    try:
+        return [parse_size(item) for item in value.split(",")]
+    except ArgumentError as e:
+        raise ArgumentError(
+            f"--sizes takes sizes with commas such as 4KiB,64KiB, found '{value}'"
+        ) from e
+
+
+def _depths(context: click.Context, parameter: click.Parameter, value: str) -> list[int]:
+    try:
+        return [int(item) for item in value.split(",")]
+    except ValueError as e:
+        raise ArgumentError(
+            f"--depths takes numbers with commas such as 1,32, found '{value}'"
+        ) from e
 
 
 @click.command("io")
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
 @click.option(
-    "--sizes", callback=_numbers, default=",".join(map(str, SIZES)), show_default=True,
+    "--sizes", callback=_sizes, default=",".join(map(str, SIZES)), show_default=True,
     help="Bytes per request.",
 )  # fmt: skip
 @click.option(
-    "--depths", callback=_numbers, default=",".join(map(str, DEPTHS)), show_default=True,
+    "--depths", callback=_depths, default=",".join(map(str, DEPTHS)), show_default=True,
     help="Requests in flight.",
 )  # fmt: skip
 @click.option("--reader", type=click.Choice(READERS), multiple=True, help="[default: both]")
@@ -65,17 +80,17 @@ def command(
     Example:
       gguf-flash bench io model.flash.gguf --json
     """
-    from gguf_flash.bench.device import measure_device, test_file
+    from gguf_flash.bench.device import check_requests, measure_device, test_file
     from gguf_flash.bench.environment import environment
     from gguf_flash.predictor.publish import publish
     from gguf_flash.session import default_threads
 
     threads = options.pop("threads") or default_threads()
+    nbytes = parse_size(file_size) if path.is_dir() else None
+    check_requests(path, sizes, depths, nbytes)  # before a file is written, that takes a while
     head = {"bench": "io", "environment": environment(path), "threads": threads}
     with ExitStack() as stack:
-        file = (
-            stack.enter_context(test_file(path, parse_size(file_size))) if path.is_dir() else path
-        )
+        file = path if nbytes is None else stack.enter_context(test_file(path, nbytes))
         with progress_bar("io", as_json, unit="step") as progress:
             found = measure_device(
                 file, sizes=sizes, depths=depths, readers=reader or READERS, threads=threads,
