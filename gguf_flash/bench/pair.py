@@ -15,7 +15,7 @@ from gguf_flash.format.reader import read_layout, read_set, set_tensors
 from gguf_flash.session import default_threads
 from gguf_flash.sizes import format_size, parse_size
 
-__all__ = ["RESERVE", "STOCK_ARMS", "Pair", "Plan", "all_neurons"]
+__all__ = ["RESERVE", "STOCK_ARMS", "Pair", "Plan", "all_neurons", "whole_mib"]
 
 RESERVE = 256 << 20  # of a limit, for Python, llama.cpp's buffers and the KV cache
 STOCK_ARMS = ("mmap", "ram")  # of unpatched llama.cpp; all others are ours
@@ -88,6 +88,11 @@ def _least_bytes(flash: Path) -> int:
     return int(engine.stats()["memory"]["ram_bytes"])
 
 
+def whole_mib(nbytes: int) -> str:
+    """At least `nbytes`, as an option takes it: "259MiB"."""
+    return f"{-(-nbytes // (1 << 20))}MiB"
+
+
 def _of_the_model(key: str) -> bool:
     return not key.startswith(("split.", "flash_ffn.")) and key != "general.alignment"
 
@@ -126,12 +131,15 @@ class Plan:
 
     def weights(self) -> int:
         """What of the limit is for weights. Raises ArgumentError if they cannot be resident."""
-        left = self.limit - self.reserve
-        if left <= self.pair.resident_bytes:
+        left, least = self.limit - self.reserve, self.pair.least_bytes
+        if left < least:
+            parts = (self.limit, self.reserve, self.pair.resident_bytes, least)
+            limit, reserve, resident, needed = map(format_size, parts)
             raise ArgumentError(
-                f"--ram {format_size(self.limit)} less {format_size(self.reserve)} for the process"
-                f" holds no cache beside {format_size(self.pair.resident_bytes)} of resident"
-                " weights; give more"
+                f"--ram {limit} less --reserve {reserve} for the process holds no cache beside"
+                f" {resident} of resident weights, which take {needed} with the smallest: give at"
+                f" least --ram {whole_mib(self.reserve + least)}, or less for the process with"
+                " --reserve"
             )
         return left
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -321,6 +322,17 @@ def test_bad_ram(ram: str, message: str, cli: Cli, planted: Path) -> None:
     done = cli("bench", "decode", *pair(planted), "--ram", ram, "--arm", "ours", code=2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_ram_that_is_named_as_the_least_is(cli: Cli, planted: Path) -> None:
+    words = ("bench", "decode", *pair(planted), *FEW, "--no-cgroup", "--arm", "ours")
+    told = cli(*words, code=2).stderr  # the default, half of 5 MB
+    assert "less --reserve 256.0 MiB for the process" in told
+    least = int(re.search(r"give at least --ram (\d+)MiB, or less .* --reserve", told)[1])  # type: ignore[index]
+    assert "give at least" in cli(*words, "--ram", f"{least - 1}MiB", code=2).stderr
+    words = (*words, "--threads", "1", "--rounds", "1")
+    check_arm(cli.json(*words, "--ram", f"{least}MiB")["arms"][0])
+    check_arm(cli.json(*words, "--ram", f"{least - 255}MiB", "--reserve", "1MiB")["arms"][0])
 
 
 def test_models_in_the_wrong_order(cli: Cli, planted: Path) -> None:
