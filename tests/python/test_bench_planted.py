@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -147,6 +148,20 @@ def test_command_tells_measured_and_planted(cli: Cli, tmp_path: Path) -> None:
     assert os.path.getsize(tmp_path / "dense.gguf") > 1 << 20
     done = cli("bench", "make-model", *words, "--tokens", "64", code=None)
     assert "planted in brackets" in done.stdout
+
+
+def test_command_names_its_files_and_what_to_run_next(cli: Cli, tmp_path: Path) -> None:
+    shown = cli("bench", "make-model", "--help").stdout
+    example = next(line for line in shown.splitlines() if "make-model --shape custom" in line)
+    out = tmp_path / "a folder"
+    words = [str(out) if word == "small" else word for word in shlex.split(example)[1:]]
+    done = cli(*words, "--n-layer", "2")
+    for name in ("dense.gguf", "flash.gguf", "predictor.safetensors", "planted.json"):
+        assert f"  {out / name}  " in done.stdout
+    command = shlex.split(done.stdout.splitlines()[-1])
+    assert command[:3] == ["gguf-flash", "bench", "decode"]
+    few = ("--no-cgroup", "--rounds", "1", "--tokens", "2", "--threads", "1")
+    assert cli.json(*command[1:], *few)["arms"][0]["error"] == ""
 
 
 def test_neuron_shares_by_hand() -> None:

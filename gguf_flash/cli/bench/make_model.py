@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from gguf_flash.bench.shapes import SHAPES, TYPES, Shape, Targets, custom_shape,
 from gguf_flash.cli.options import json_option, threads_option
 from gguf_flash.cli.progress import progress_bar
 from gguf_flash.errors import ArgumentError
+from gguf_flash.sizes import format_size
 
 _CUSTOM = {"n_embd": 256, "n_ff": 1024, "n_layer": 4, "n_vocab": 512}
 
@@ -62,6 +64,7 @@ def command(shape: str, out: Path, kind: str, quiet: bool, as_json: bool, **opti
     \b
     Example:
       gguf-flash bench make-model --shape opt-6.7b --type f16 --active 0.03 --out planted
+      gguf-flash bench make-model --shape custom --n-embd 512 --n-ff 2048 --n-layer 8 --out small
     """
     from gguf_flash.bench.make_model import make_model
 
@@ -70,7 +73,7 @@ def command(shape: str, out: Path, kind: str, quiet: bool, as_json: bool, **opti
     targets = _targets(options)
     with progress_bar("make-model", quiet or as_json) as progress:
         result = make_model(out, chosen, kind, targets, progress=progress, **options)
-    click.echo(json.dumps(result) if as_json else summary(result))
+    click.echo(json.dumps(result) if as_json else summary(result) + "\n" + _next(out))
     sys.exit(1 if result["off"] else 0)
 
 
@@ -100,4 +103,26 @@ def summary(result: dict[str, Any]) -> str:
         found, wanted = result["measured"][name], result["targets"][name]
         lines.append(f"  {name.replace('_', ' '):<16} {100 * found:5.2f} %  ({100 * wanted:g} %)")
     lines += [f"off: {text}" for text in result["off"]]
+    return "\n".join(lines)
+
+
+def _next(out: Path) -> str:
+    """The files in `out`, and a command that runs them whatever their size."""
+    from gguf_flash.bench.pair import RESERVE, Pair, whole_mib
+
+    pair = Pair.open(out / "dense.gguf", out / "flash.gguf")
+    ram = RESERVE + max(pair.least_bytes, pair.dense_bytes // 2)
+    names = {
+        "dense.gguf": "the dense model",
+        "flash.gguf": "the flash-GGUF of the same weights",
+        "predictor.safetensors": "its predictor",
+        "planted.json": "what was planted and measured",
+    }
+    lines = ["wrote:"]
+    for name, what in names.items():
+        size = format_size((out / name).stat().st_size)
+        lines.append(f"  {out / name}  {size}, {what}")
+    files = " ".join(shlex.quote(str(out / name)) for name in ("dense.gguf", "flash.gguf"))
+    lines.append("next (as root, else with --no-cgroup; without --arm beside unpatched llama.cpp):")
+    lines.append(f"  gguf-flash bench decode {files} --ram {whole_mib(ram)} --arm ours")
     return "\n".join(lines)
