@@ -70,13 +70,13 @@ def _hidden_act(folder: Path) -> tuple[str, float]:
     text = config.get("text_config")
     found = text if isinstance(text, dict) else config
     name = next((v for k in _ACTIVATION_KEYS if isinstance(v := found.get(k), str)), "")
-    if name != "fatrelu":
+    cut = found.get("hidden_act_param")
+    if name != "fatrelu" or cut is None:  # without a threshold nobody knows what it is
         return name, 0.0
-    cut = found.get("hidden_act_param") or 0.0
     if isinstance(cut, bool) or not isinstance(cut, int | float) or not 0 <= cut < math.inf:
         raise ArgumentError(
             f"cannot convert '{folder}': its config.json has hidden_act_param {cut!r}, expected "
-            "fatrelu's threshold, zero or more; give --activation relu and --threshold"
+            "fatrelu's threshold, a number of zero or more; correct it"
         )
     return "relu", float(cut)
 

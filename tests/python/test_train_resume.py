@@ -50,6 +50,8 @@ def test_resumed_after_a_signal(
     child = subprocess.Popen(
         [sys.executable, "-m", "gguf_flash", *map(str, words), "--out", str(out)],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # A shell's background jobs ignore interrupts, and so would their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     until = time.monotonic() + 120
     while not (parts / "layer-001.safetensors").exists() and time.monotonic() < until:
