@@ -65,8 +65,8 @@ neuron_thresholds make_tensors(const llama_model_loader & ml, const std::map<uns
 neuron_thresholds take_neuron_thresholds(llama_model_loader & ml, bool keep) {
     std::map<unsigned, weight> found;
     for (const auto & [name, w] : ml.weights_map) {
-        unsigned block = 0;
-        if (sscanf(name.c_str(), "blk.%u.", &block) == 1 && name == gguf_flash::threshold_name(block)) {
+        uint32_t block = 0;
+        if (gguf_flash::block_named(name, gguf_flash::threshold_name, block)) {
             found.emplace(block, w);
         }
     }

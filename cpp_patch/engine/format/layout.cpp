@@ -181,9 +181,8 @@ private:
                     return corrupt("tensor '" + info.name + "' appears in two files", 20);
                 }
                 TensorPlace place{ info.name, int(info.type), info.ne, uint32_t(f), info.offset, info.bytes };
-                unsigned layer = 0;
-                if (std::sscanf(info.name.c_str(), "blk.%u.ffn_bundle", &layer) != 1 ||
-                    info.name != bundle_name(layer)) {
+                uint32_t layer = 0;
+                if (!block_named(info.name, bundle_name, layer)) {
                     out_.resident.push_back(std::move(place));
                     continue;
                 }

@@ -9,6 +9,13 @@
 
 namespace gguf_flash {
 
+bool block_named(const std::string & name, std::string (*name_of)(uint32_t), uint32_t & block) {
+    unsigned number = 0;
+    const bool found = std::sscanf(name.c_str(), "blk.%u.", &number) == 1 && name == name_of(number);
+    block = found ? number : block;
+    return found;
+}
+
 // The name does not end in "weight": upstream's quantizer then leaves the tensor as it is.
 std::string bundle_name(uint32_t layer) {
     return "blk." + std::to_string(layer) + ".ffn_bundle";

@@ -3,7 +3,6 @@
 #include "ggml.h"
 
 #include <cmath>
-#include <cstdio>
 
 namespace gguf_flash::format {
 
@@ -55,14 +54,11 @@ Status check_sparsity_keys(const KeyReader & keys, const Layout & layout) {
 
 Status check_threshold_tensors(const KeyReader & keys, Layout & layout) {
     for (const TensorPlace & t : layout.resident) {
-        unsigned number = 0;
-        if (std::sscanf(t.name.c_str(), "blk.%u.ffn_threshold", &number) != 1 || t.name != threshold_name(number)) {
+        uint32_t number = 0;
+        if (!block_named(t.name, threshold_name, number)) {
             continue;
         }
-        LayerLayout * layer = nullptr;
-        for (LayerLayout & l : layout.layers) {
-            layer = l.layer == number ? &l : layer;
-        }
+        const LayerLayout * layer = layout.find(number);
         if (layer == nullptr) {
             return keys.corrupt("tensor '" + t.name + "' exists but flash_ffn.layers does not list its layer", 24);
         }
@@ -70,7 +66,7 @@ Status check_threshold_tensors(const KeyReader & keys, Layout & layout) {
             return keys.corrupt("tensor '" + t.name + "' does not hold " + std::to_string(layer->n_ff) + " F32 values",
                                 24);
         }
-        layer->neuron_thresholds = true;
+        layout.layers[size_t(layer - layout.layers.data())].neuron_thresholds = true;
     }
     return {};
 }

@@ -27,16 +27,10 @@ void axpy_bf16(const void * w, float a, float * y, size_t n) {
     }
 }
 
-float scale_of(const unsigned char * block) {
-    ggml_fp16_t half;
-    std::memcpy(&half, block, sizeof(half));
-    return ggml_fp16_to_fp32(half);
-}
-
 void axpy_q8_0(const void * w, float a, float * y, size_t n) {
     const unsigned char * block = static_cast<const unsigned char *>(w);
     for (size_t b = 0; b < n; b += block_values, block += q8_0_bytes) {
-        const float d = scale_of(block);
+        const float d = code_scale(block);
         const int8_t * q = reinterpret_cast<const int8_t *>(block + 2);
         for (size_t i = 0; i < block_values; ++i) {
             y[b + i] = y[b + i] + a * (q[i] * d);
@@ -47,7 +41,7 @@ void axpy_q8_0(const void * w, float a, float * y, size_t n) {
 void axpy_q4_0(const void * w, float a, float * y, size_t n) {
     const unsigned char * block = static_cast<const unsigned char *>(w);
     for (size_t b = 0; b < n; b += block_values, block += q4_0_bytes) {
-        const float d = scale_of(block);
+        const float d = code_scale(block);
         for (size_t i = 0; i < block_values / 2; ++i) {
             const int low = (block[2 + i] & 15) - 8, high = (block[2 + i] >> 4) - 8;
             y[b + i] = y[b + i] + a * (low * d);

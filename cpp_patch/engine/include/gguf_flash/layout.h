@@ -18,6 +18,8 @@ enum class Select { all, gate, predictor };
 // drelu: ReLU of gate and of up, both, in a gated FFN; the others are functions of the deciding part.
 enum class Activation { from_graph, relu, relu_sqr, silu, gelu, gelu_erf, drelu };
 
+// The block N for which name_of, one of the functions below, gives name; false for any other name.
+bool block_named(const std::string & name, std::string (*name_of)(uint32_t), uint32_t & block);
 // The tensor that holds the bundles of a block.
 std::string bundle_name(uint32_t layer);
 // The scales of a block's down codes (SPEC section 4): F16 {n_embd, n_ff / 32}.
