@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
 from types import FrameType
 
 import click
 
 from gguf_flash import __version__
+from gguf_flash.cli.modules import ModuleGroup
 from gguf_flash.errors import FlashError
 
 VERBS = (
@@ -30,20 +30,11 @@ _REFUSED = 2
 _INTERRUPTED = 130
 
 
-class Verbs(click.Group):
+class Verbs(ModuleGroup):
     """A group whose commands are the modules of this package; known errors end in one sentence."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """All verbs, in the order a user meets them."""
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the verb's module and take its `command`."""
-        if cmd_name not in VERBS:
-            return None
-        module = importlib.import_module(f"gguf_flash.cli.{cmd_name}")
-        command: click.Command = module.command
-        return command
+    package = __name__
+    names = VERBS
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the verb; exit code 2 for a FlashError or a refused file, 130 for Ctrl-C."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-
 import click
+
+from gguf_flash.cli.modules import ModuleGroup
 
 BENCHES = (
     "make-model",
@@ -18,20 +18,11 @@ BENCHES = (
 )
 
 
-class Benches(click.Group):
+class Benches(ModuleGroup):
     """A group whose commands are the modules of this package."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """All benchmarks, in the order a user meets them."""
-        return list(BENCHES)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the benchmark's module and take its `command`."""
-        if cmd_name not in BENCHES:
-            return None
-        module = importlib.import_module(f"gguf_flash.cli.bench.{cmd_name.replace('-', '_')}")
-        command: click.Command = module.command
-        return command
+    package = __name__
+    names = BENCHES
 
 
 @click.command("bench", cls=Benches)
