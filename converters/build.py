@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,11 +31,9 @@ from gguf_flash.format.ggml_types import GgmlType, type_by_name
 from gguf_flash.format.layout import FORMAT_VERSION, SELECTS, FlashLayout
 from gguf_flash.format.writer import FlashWriter, GgufWriter, PlannedTensor
 from gguf_flash.predictor.publish import check_target
+from gguf_flash.progress import Progress
 
-__all__ = ["Progress", "convert", "convert_dense"]
-
-# Called with bytes done, bytes in all, and what is being done.
-Progress = Callable[[int, int, str], None]
+__all__ = ["convert", "convert_dense"]
 
 _LARGEST_F32 = float(np.finfo(np.float32).max)
 

@@ -38,7 +38,11 @@ def planned_scales(ffn: FfnLayer) -> PlannedTensor:
 
 
 def down_scales(dense: DenseModel, ffn: FfnLayer) -> NDArray[np.uint16]:
-    """The data of that tensor, as bits of halves: [n_ff / 32, n_embd]."""
+    """The data of that tensor, as bits of halves: [n_ff / 32, n_embd].
+
+    Down rows are read a second time: to keep the scales of every layer until the bundles are
+    written would take memory that grows with the model.
+    """
     n_ff, n_embd = ffn.down.shape
     scales = np.empty((n_ff // CODE_BLOCK, n_embd), "<u2")
     step = max(1, _ROWS_BYTES // ffn.down.row_bytes)

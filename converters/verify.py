@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_flash.converters.activations import activation_of
-from gguf_flash.converters.build import Progress
 from gguf_flash.converters.bundle import neuron_tensors
 from gguf_flash.converters.dense import DenseModel, FfnLayer, find_layers
 from gguf_flash.converters.predictor import PredictorTensors
@@ -25,6 +24,7 @@ from gguf_flash.format.layout import FlashLayout, LayerBundle
 from gguf_flash.format.predictor import predictor_names
 from gguf_flash.format.reader import read_layout
 from gguf_flash.format.thresholds import LARGEST_THRESHOLD, threshold_name
+from gguf_flash.progress import Progress
 
 __all__ = ["Verification", "verify"]
 

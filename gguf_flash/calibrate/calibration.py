@@ -26,6 +26,7 @@ from gguf_flash.errors import ArgumentError
 from gguf_flash.predictor.export import note_rates
 from gguf_flash.predictor.file import Predictor, PredictorLayer
 from gguf_flash.predictor.rates import Chunk, score_cut, threshold_for
+from gguf_flash.progress import Progress
 from gguf_flash.sizes import format_size, parse_size
 
 __all__ = ["GRID", "Target", "calibrate"]
@@ -35,7 +36,6 @@ GRID = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.28, 0.4)
 
 # Called with a threshold for each layer; gives the mean KL divergence from the dense model in nats.
 MeasureKl = Callable[[Mapping[int, float]], float]
-Progress = Callable[[int, int, str], None]
 
 _CHUNK = 512
 _HELD_OUT = 0.1  # the default of `train`

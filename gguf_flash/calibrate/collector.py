@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from gguf_flash.calibrate.recording_writer import LayerRows, RecordingWriter
 from gguf_flash.calibrate.usage import active_share
 from gguf_flash.errors import ArgumentError, IoError, UnsupportedError
 from gguf_flash.perplexity import token_windows
+from gguf_flash.progress import Progress
 from gguf_flash.session import Session
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from gguf_flash.converters.dense import DenseModel
 
 __all__ = ["Collected", "LayerShare", "check_environment", "collect"]
-
-# Called with tokens done, tokens in all, and what is being done.
-Progress = Callable[[int, int, str], None]
 
 # Tokens in a decode. All of them need logits, or llama.cpp leaves the others out of the last layer;
 # 128 rows of a vocabulary of 128k are 64 MiB. Constant, for another split would give other bits.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from gguf_flash.calibrate.ffns import Ffn, find_ffns
 from gguf_flash.errors import ArgumentError, UnsupportedError
 from gguf_flash.format.layout import ACTIVATIONS
 from gguf_flash.perplexity import Scores, token_windows
+from gguf_flash.progress import Progress
 from gguf_flash.session import Session
 from gguf_flash.settings import Settings
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from gguf_flash.converters.dense import DenseModel
 
 __all__ = ["Probed", "probe"]
-
-Progress = Callable[[int, int, str], None]
 
 _BATCH = 128
 _NOT_FINITE = "is not finite"  # the recorder's words for an overflow

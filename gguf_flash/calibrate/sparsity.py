@@ -13,7 +13,6 @@ neuron's threshold is t divided by that norm. For the ReLUs it is the activation
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from gguf_flash.errors import ArgumentError, UnsupportedError
 from gguf_flash.format.container import Value, encode_value
 from gguf_flash.format.thresholds import CRITERIA, LARGEST_THRESHOLD, Sparsity
 from gguf_flash.perplexity import perplexity, token_windows
+from gguf_flash.progress import Progress
 from gguf_flash.session import Session
 from gguf_flash.settings import Settings
 
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from gguf_flash.converters.dense import DenseModel, FfnLayer
 
 __all__ = ["FoundThresholds", "find_thresholds", "parse_share", "split_text"]
-
-# Called with steps done, steps in all, and what is being done.
-Progress = Callable[[int, int, str], None]
 
 _BATCH = 128  # as in `collector`
 _HELD_OUT = 0.25  # of the text's characters, at its end

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+
+from gguf_flash.progress import Progress
 
 __all__ = ["progress_bar"]
 
@@ -12,9 +14,7 @@ _DELAY_SECONDS = 2.0
 
 
 @contextmanager
-def progress_bar(
-    title: str, quiet: bool, unit: str = "B"
-) -> Iterator[Callable[[int, int, str], None]]:
+def progress_bar(title: str, quiet: bool, unit: str = "B") -> Iterator[Progress]:
     """Yields a function to call with bytes (or `unit`s) done, in all, and what is being done."""
     from tqdm import tqdm
 

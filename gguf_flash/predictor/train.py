@@ -19,6 +19,7 @@ from gguf_flash.predictor.file import Predictor, PredictorLayer
 from gguf_flash.predictor.parts import Parts, recording_fingerprint
 from gguf_flash.predictor.publish import check_target
 from gguf_flash.predictor.settings import TrainSettings
+from gguf_flash.progress import Progress
 
 if TYPE_CHECKING:
     from gguf_flash.predictor.fit import Weights
@@ -28,8 +29,6 @@ __all__ = ["train"]
 # A predictor of twice the rank costs twice as much at every token; less than this is not worth it.
 _WORTH_DOUBLING = 0.95
 
-# Called with epochs done, epochs in all if no layer stops early or grows, and a label.
-Progress = Callable[[int, int, str], None]
 LayerDone = Callable[[dict[str, Any]], None]
 
 
