@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from gguf_flash.bench.arms import Arm, alternate
-from gguf_flash.bench.environment import environment
 from gguf_flash.bench.pair import Plan
+from gguf_flash.progress import Progress
 
 __all__ = ["STEPS", "ablation"]
-
-Progress = Callable[[int, int, str], None]
 
 STEPS = ("naive", "hybrid", "predictor", "window", "budget", "bundling")
 _BUNDLING = "not available: the format always stores a neuron's parts as one bundle"
@@ -38,16 +35,12 @@ def ablation(
         "window": plan.ours("window", {"policy": "window", "window": window}),
         "budget": plan.ours("budget", {"policy": "budget"}),
     }
-    head = environment(plan.pair.flash)
+    head = plan.head("ablation")
     chosen = [arm for arm in made.values() if arm is not None]
     found = alternate(chosen, rounds, cgroup=cgroup, progress=progress)
     reason = f"not available: a file of --select {plan.pair.select} cannot do this step"
     return {
-        "bench": "ablation",
-        "environment": head,
-        "threads": plan.threads,
-        "planted": plan.pair.label,
-        "model": plan.pair.as_dict(),
+        **head,
         "limit_bytes": plan.limit if cgroup else None,
         "rounds": rounds,
         "steps": found,

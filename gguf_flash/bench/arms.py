@@ -7,7 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,10 +18,9 @@ from gguf_flash.bench.cgroup import MemoryCgroup
 from gguf_flash.bench.device import drop_cache
 from gguf_flash.errors import FlashError, ToolError
 from gguf_flash.format.reader import read_set
+from gguf_flash.progress import Progress
 
 __all__ = ["Arm", "Work", "alternate", "run_arm", "stock_folder", "summary"]
-
-Progress = Callable[[int, int, str], None]
 
 STOCK_VARIABLE = "GGUF_FLASH_STOCK"
 # What one run gives and its arm reports as a median over runs.

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gguf_flash.bench.arms import Arm, alternate
 from gguf_flash.bench.bound import bound_of
-from gguf_flash.bench.environment import environment
 from gguf_flash.bench.pair import Plan, Settings
 from gguf_flash.errors import ArgumentError, FlashError
+from gguf_flash.progress import Progress
 
 __all__ = ["ARMS", "decode", "median", "ratio"]
-
-Progress = Callable[[int, int, str], None]
 
 ARMS = ("mmap", "ram", "naive", "hybrid", "ours")
 
@@ -36,16 +34,12 @@ def decode(
     if unknown := set(arms) - set(ARMS):
         raise ArgumentError(f"arms {', '.join(ARMS)} expected, found '{sorted(unknown)[0]}'")
     made = {name: _arm(plan, name, settings or {}) for name in arms}
-    head = environment(plan.pair.flash)
+    head = plan.head("decode")
     chosen = [arm for arm in made.values() if arm is not None]
     found = alternate(chosen, rounds, cgroup=cgroup, progress=progress)
     reason = f"a file of --select {plan.pair.select} cannot select every neuron"
     return {
-        "bench": "decode",
-        "environment": head,
-        "threads": plan.threads,
-        "planted": plan.pair.label,
-        "model": plan.pair.as_dict(),
+        **head,
         "limit_bytes": plan.limit if cgroup else None,
         "rounds": rounds,
         "arms": found,

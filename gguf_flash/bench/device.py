@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from gguf_flash.errors import ArgumentError, IoError
+from gguf_flash.progress import Progress
 
 __all__ = [
     "DEPTHS",
@@ -22,8 +23,6 @@ __all__ = [
     "random_speed",
     "test_file",
 ]
-
-Progress = Callable[[int, int, str], None]
 
 SIZES = (4096, 8192, 16384, 32768, 65536, 131072, 262144, 1 << 20)
 DEPTHS = (1, 4, 16, 32, 64)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from gguf_flash.bench.arms import alternate
-from gguf_flash.bench.environment import environment
 from gguf_flash.bench.pair import Plan
+from gguf_flash.progress import Progress
 
 __all__ = ["long"]
-
-Progress = Callable[[int, int, str], None]
 
 _STRETCH = 100
 
@@ -33,7 +30,7 @@ def long(
     arms.summary, whose run has `each` (ms, bytes_read, requests, misses, selected of every token),
     and stretches: medians over each hundred tokens.
     """
-    head = environment(plan.pair.flash)
+    head = plan.head("long")
     greedy = replace(plan.work, tokens=tokens, per_token=True, temperature=0.0, top_p=None)
     nucleus = replace(greedy, temperature=temperature, top_p=top_p)
     arms = [
@@ -47,11 +44,7 @@ def long(
     for arm in found:
         arm["stretches"] = _stretches(arm["runs"][0]["each"]) if arm["runs"] else []
     return {
-        "bench": "long",
-        "environment": head,
-        "threads": plan.threads,
-        "planted": plan.pair.label,
-        "model": plan.pair.as_dict(),
+        **head,
         "limit_bytes": plan.limit if cgroup else None,
         "tokens": tokens,
         "texts": found,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,9 @@ from gguf_flash.format.ggml_types import GgmlType, type_by_name
 from gguf_flash.format.writer import GgufWriter, PlannedTensor
 from gguf_flash.predictor.file import Predictor
 from gguf_flash.predictor.publish import publish
+from gguf_flash.progress import Progress
 
 __all__ = ["LABEL_KEY", "TOLERANCE", "make_model", "planted_label"]
-
-Progress = Callable[[int, int, str], None]
 
 TOLERANCE = 0.2  # of each target's own value
 LABEL_KEY = "planted.label"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -13,14 +12,13 @@ from gguf_flash.bench.planting import neuron_shares, random
 from gguf_flash.bench.shapes import LEAD, Targets, least_tokens
 from gguf_flash.errors import ArgumentError, UnsupportedError
 from gguf_flash.predictor.file import Predictor
+from gguf_flash.progress import Progress
 from gguf_flash.session import Session
 
 if TYPE_CHECKING:
     from gguf_flash._core import Recorder
 
 __all__ = ["Shares", "mean", "measure", "random_tokens"]
-
-Progress = Callable[[int, int, str], None]
 
 _BATCH = 128
 _SPECIAL = (256, 257)  # of a planted vocabulary

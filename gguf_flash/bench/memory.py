@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from gguf_flash.bench.arms import alternate
-from gguf_flash.bench.environment import environment
 from gguf_flash.bench.pair import Pair, Plan
+from gguf_flash.progress import Progress
 from gguf_flash.sizes import format_size
 
 __all__ = ["SHARES", "memory"]
-
-Progress = Callable[[int, int, str], None]
 
 SHARES = (35, 40, 45, 50, 60, 70, 80)
 
@@ -33,7 +31,7 @@ def memory(
     model, rounds and points: share, ram_bytes, and arms.summary; a share that holds no cache beside
     the resident weights has an error in place of figures.
     """
-    head, points, arms = environment(plan.pair.flash), [], []
+    head, points, arms = plan.head("memory"), [], []
     for share in shares:
         ram = plan.pair.limit(f"{share}%")
         point: dict[str, Any] = {"share": share, "ram_bytes": ram, "error": ""}
@@ -47,11 +45,7 @@ def memory(
         if not point["error"]:
             point.update(next(found))
     return {
-        "bench": "memory",
-        "environment": head,
-        "threads": plan.threads,
-        "planted": plan.pair.label,
-        "model": plan.pair.as_dict(),
+        **head,
         "rounds": rounds,
         "points": points,
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf_flash.bench.arms import Arm, Work
+from gguf_flash.bench.environment import environment
 from gguf_flash.bench.make_model import planted_label
 from gguf_flash.errors import ArgumentError
 from gguf_flash.format.reader import read_layout, read_set, set_tensors
@@ -128,6 +129,16 @@ class Plan:
     def threads(self) -> int:
         """Threads that every arm runs with."""
         return self.work.threads or default_threads()
+
+    def head(self, bench: str) -> dict[str, Any]:
+        """What a report begins with; taken before the runs, for the load that they begin under."""
+        return {
+            "bench": bench,
+            "environment": environment(self.pair.flash),
+            "threads": self.threads,
+            "planted": self.pair.label,
+            "model": self.pair.as_dict(),
+        }
 
     def weights(self) -> int:
         """What of the limit is for weights. Raises ArgumentError if they cannot be resident."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from gguf_flash.bench.arms import alternate
 from gguf_flash.bench.decode import ratio
-from gguf_flash.bench.environment import environment
 from gguf_flash.bench.pair import Plan
+from gguf_flash.progress import Progress
 
 __all__ = ["prefill"]
-
-Progress = Callable[[int, int, str], None]
 
 
 def prefill(
@@ -31,17 +28,13 @@ def prefill(
     """
     work = replace(plan.work, prompt="", prompt_tokens=prompt_tokens, warmup=0, tokens=0)
     own = replace(plan, work=work)
-    head = environment(plan.pair.flash)
+    head = plan.head("prefill")
     found = alternate(
         [own.mmap(), own.whole(), own.ours()], rounds, cgroup=cgroup, progress=progress
     )
     mmap, whole, ours = ({"tokens_per_s": f["prompt_tokens_per_s"]} for f in found)
     return {
-        "bench": "prefill",
-        "environment": head,
-        "threads": plan.threads,
-        "planted": plan.pair.label,
-        "model": plan.pair.as_dict(),
+        **head,
         "limit_bytes": plan.limit if cgroup else None,
         "rounds": rounds,
         "prompt_tokens": prompt_tokens,

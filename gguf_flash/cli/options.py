@@ -20,6 +20,17 @@ threads_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 
 
+def together(*options: Callable[[_Function], _Function]) -> Callable[[_Function], _Function]:
+    """A decorator that adds `options` and arguments in this order."""
+
+    def decorate(function: _Function) -> _Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
 def read_text(path: Path) -> str:
     """The text in a file. Raises ArgumentError if it is not UTF-8."""
     try:
@@ -31,44 +42,37 @@ def read_text(path: Path) -> str:
         ) from e
 
 
-def engine_options(function: _Function) -> _Function:
-    """--ram --window --policy --reader --depth --prefill."""
-    for option in reversed(
-        (
-            click.option(
-                "--ram",
-                metavar="SIZE",
-                help="RAM for all weights: 200MiB, 1.5GB, or 60% of the weights on flash beside the"
-                " resident ones [default: automatic].",
-            ),
-            click.option(
-                "--window",
-                type=click.IntRange(1, 1_000_000),
-                help="Tokens whose neurons stay cached under policy window [default: 5].",
-            ),
-            click.option(
-                "--policy",
-                type=click.Choice(POLICIES),
-                help="What leaves the cache: the longest unused when room is needed (budget), or"
-                " what no token of the window used (window) [default: budget].",
-            ),
-            click.option(
-                "--reader",
-                type=click.Choice(READERS),
-                help="How the SSD is read [default: auto].",
-            ),
-            click.option(
-                "--depth", type=click.IntRange(1, 4096), help="Reads in flight [default: 32]."
-            ),
-            click.option(
-                "--prefill",
-                type=click.Choice(PREFILLS),
-                help="How a prompt reads a layer [default: auto, by what is missing].",
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+# --ram --window --policy --reader --depth --prefill
+engine_options = together(
+    click.option(
+        "--ram",
+        metavar="SIZE",
+        help="RAM for all weights: 200MiB, 1.5GB, or 60% of the weights on flash beside the"
+        " resident ones [default: automatic].",
+    ),
+    click.option(
+        "--window",
+        type=click.IntRange(1, 1_000_000),
+        help="Tokens whose neurons stay cached under policy window [default: 5].",
+    ),
+    click.option(
+        "--policy",
+        type=click.Choice(POLICIES),
+        help="What leaves the cache: the longest unused when room is needed (budget), or"
+        " what no token of the window used (window) [default: budget].",
+    ),
+    click.option(
+        "--reader",
+        type=click.Choice(READERS),
+        help="How the SSD is read [default: auto].",
+    ),
+    click.option("--depth", type=click.IntRange(1, 4096), help="Reads in flight [default: 32]."),
+    click.option(
+        "--prefill",
+        type=click.Choice(PREFILLS),
+        help="How a prompt reads a layer [default: auto, by what is missing].",
+    ),
+)
 
 
 def read_settings(options: dict[str, Any]) -> Settings:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from gguf_flash.cli.options import read_text, threads_option
+from gguf_flash.cli.options import read_text, threads_option, together
 from gguf_flash.cli.progress import progress_bar
 from gguf_flash.errors import ArgumentError
 from gguf_flash.format.thresholds import CRITERIA, Sparsity
@@ -19,47 +18,40 @@ if TYPE_CHECKING:
     from gguf_flash.calibrate.sparsity import FoundThresholds
     from gguf_flash.converters.dense import DenseModel
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-
-def sparsity_options(function: _Function) -> _Function:
-    """--target-sparsity --criterion --text --tokens --threads."""
-    for option in reversed(
-        (
-            click.option(
-                "--target-sparsity",
-                metavar="SHARE",
-                help="Make the model sparse without training: thresholds by which SHARE (50% or"
-                " 0.5) of each layer's activations become zero on --text. It costs quality, which"
-                " is measured on the text's last quarter and noted in the file.",
-            ),
-            click.option(
-                "--criterion",
-                type=click.Choice(CRITERIA),
-                default=CRITERIA[0],
-                show_default=True,
-                help="With --target-sparsity: small is an activation by its own size, or times"
-                " the norm of its down row.",
-            ),
-            click.option(
-                "--text",
-                "text_file",
-                type=click.Path(exists=True, dir_okay=False, path_type=Path),
-                help="With --target-sparsity: a UTF-8 text like what the model will read.",
-            ),
-            click.option(
-                "--tokens",
-                type=click.IntRange(1),
-                default=4096,
-                show_default=True,
-                help="With --target-sparsity: tokens of the text to choose thresholds on, in whole"
-                " windows of 512.",
-            ),
-            threads_option,
-        )
-    ):
-        function = option(function)
-    return function
+# --target-sparsity --criterion --text --tokens --threads
+sparsity_options = together(
+    click.option(
+        "--target-sparsity",
+        metavar="SHARE",
+        help="Make the model sparse without training: thresholds by which SHARE (50% or"
+        " 0.5) of each layer's activations become zero on --text. It costs quality, which"
+        " is measured on the text's last quarter and noted in the file.",
+    ),
+    click.option(
+        "--criterion",
+        type=click.Choice(CRITERIA),
+        default=CRITERIA[0],
+        show_default=True,
+        help="With --target-sparsity: small is an activation by its own size, or times"
+        " the norm of its down row.",
+    ),
+    click.option(
+        "--text",
+        "text_file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="With --target-sparsity: a UTF-8 text like what the model will read.",
+    ),
+    click.option(
+        "--tokens",
+        type=click.IntRange(1),
+        default=4096,
+        show_default=True,
+        help="With --target-sparsity: tokens of the text to choose thresholds on, in whole"
+        " windows of 512.",
+    ),
+    threads_option,
+)
 
 
 class Sparsify:

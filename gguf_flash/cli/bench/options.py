@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import click
 
 from gguf_flash.bench.arms import Work, stock_folder
 from gguf_flash.bench.pair import RESERVE, STOCK_ARMS, Pair, Plan
-from gguf_flash.cli.options import json_option, threads_option
+from gguf_flash.cli.options import json_option, threads_option, together
 from gguf_flash.sizes import format_size, parse_size
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 stock_option = click.option(
     "--stock",
@@ -23,65 +21,53 @@ stock_option = click.option(
 )
 
 
-def pair_arguments(function: _Function) -> _Function:
-    """DENSE FLASH --ram --reserve --threads --rounds --no-cgroup --out --json."""
-    for option in reversed(
-        (
-            click.argument("dense", type=click.Path(exists=True, dir_okay=False)),
-            click.argument("flash", type=click.Path(exists=True, dir_okay=False)),
-            click.option(
-                "--ram",
-                default="50%",
-                show_default=True,
-                metavar="SIZE",
-                help="The limit: 7GB, 6.5GiB, or a share of the dense model's weights.",
-            ),
-            click.option(
-                "--reserve",
-                metavar="SIZE",
-                default=format_size(RESERVE).replace(" ", ""),
-                show_default=True,
-                help="Of the limit, for all that is no weight.",
-            ),
-            threads_option,
-            click.option(
-                "--no-cgroup",
-                is_flag=True,
-                help="Set no limit, so that no root is needed; the mmap arm then has all the RAM.",
-            ),
-            click.option(
-                "--out", type=click.Path(dir_okay=False), help="Write the JSON there too."
-            ),
-            json_option,
-        )
-    ):
-        function = option(function)
-    return function
+# DENSE FLASH --ram --reserve --threads --no-cgroup --out --json
+pair_arguments = together(
+    click.argument("dense", type=click.Path(exists=True, dir_okay=False)),
+    click.argument("flash", type=click.Path(exists=True, dir_okay=False)),
+    click.option(
+        "--ram",
+        default="50%",
+        show_default=True,
+        metavar="SIZE",
+        help="The limit: 7GB, 6.5GiB, or a share of the dense model's weights.",
+    ),
+    click.option(
+        "--reserve",
+        metavar="SIZE",
+        default=format_size(RESERVE).replace(" ", ""),
+        show_default=True,
+        help="Of the limit, for all that is no weight.",
+    ),
+    threads_option,
+    click.option(
+        "--no-cgroup",
+        is_flag=True,
+        help="Set no limit, so that no root is needed; the mmap arm then has all the RAM.",
+    ),
+    click.option("--out", type=click.Path(dir_okay=False), help="Write the JSON there too."),
+    json_option,
+)
 
 
-def decode_arguments(function: _Function) -> _Function:
-    """--prompt --tokens --warmup --seconds --seed: what each arm decodes."""
-    for option in reversed(
-        (
-            click.option("--prompt", default="", help="A text [default: 16 random tokens]."),
-            click.option(
-                "--tokens", type=click.IntRange(2), default=32, show_default=True,
-                help="Tokens to decode and time, one by one.",
-            ),
-            click.option(
-                "--warmup", type=click.IntRange(0), default=16, show_default=True,
-                help="Tokens decoded before them, that fill the cache.",
-            ),
-            click.option(
-                "--seconds", type=click.FloatRange(0, min_open=True), default=60.0,
-                show_default=True,
-                help="An arm stops after so long, with two tokens at least.",
-            ),
-            click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
-        )
-    ):  # fmt: skip
-        function = option(function)
-    return function
+# --prompt --tokens --warmup --seconds --seed: what each arm decodes
+decode_arguments = together(
+    click.option("--prompt", default="", help="A text [default: 16 random tokens]."),
+    click.option(
+        "--tokens", type=click.IntRange(2), default=32, show_default=True,
+        help="Tokens to decode and time, one by one.",
+    ),
+    click.option(
+        "--warmup", type=click.IntRange(0), default=16, show_default=True,
+        help="Tokens decoded before them, that fill the cache.",
+    ),
+    click.option(
+        "--seconds", type=click.FloatRange(0, min_open=True), default=60.0,
+        show_default=True,
+        help="An arm stops after so long, with two tokens at least.",
+    ),
+    click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
+)  # fmt: skip
 
 
 def make_plan(options: dict[str, Any], *, stock: bool, **work: Any) -> Plan:
