@@ -10,7 +10,6 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ import numpy as np
 import pytest
 from conftest import Cli
 from families import note
-from test_hf import MISSING, Checkpoint, vocabulary_file
+from test_hf import MISSING, Checkpoint
+from test_hf import Checkpoints as RandomCheckpoints
 from test_opt_hf import load
 
 from gguf_flash.converters import convert, convert_dense
@@ -67,28 +67,15 @@ FAMILIES = {
     "llama": Family("llama", "hidden_act", "silu", 0.0, "llama", _GQA),
     "llama-fatrelu": Family("llama", "hidden_act", "silu", 0.1, "prosparse", _GQA),
 }  # fmt: skip
-# Of the largest logit, between flash and dense of one type. In a quantized file the engine takes
-# down columns as F16, and llama.cpp rounds what it multiplies with down's rows to 8 bits.
+# Of the largest logit, between flash and dense of one type. In Q4_0 the engine takes down columns
+# as F16, and llama.cpp rounds what it multiplies with down's rows to 8 bits.
 APART = {"f16": 2e-3, "q8_0": 3e-2, "q4_0": 3e-2}
 # FATReLU jumps: a value beside the threshold falls to either side by its last bit in F16.
 FATRELU_JUMP = 2e-2
 
 
-class Checkpoints:
-    """Random checkpoints and their files, each made once."""
-
-    def __init__(self, cli: Cli, folder: Path, english: Path) -> None:
-        self.cli, self.folder, self.english = cli, folder, english
-        self._made: dict[str, Checkpoint] = {}
-
-    @cached_property
-    def bpe(self) -> Any:
-        """GPT-2's, which upstream's converter recognises."""
-        from transformers import AutoTokenizer
-
-        name = "ggml-vocab-gpt-2.gguf"
-        vocabulary_file(name, self.folder / name)
-        return AutoTokenizer.from_pretrained(self.folder, gguf_file=name)
+class Checkpoints(RandomCheckpoints):
+    """Random checkpoints of FAMILIES and their files, each made once."""
 
     def _tokenizer(self, family: Family, folder: Path) -> int:
         if family.model_type != "llama":
@@ -103,16 +90,11 @@ class Checkpoints:
         )  # fmt: skip
         return SPM_SIZE
 
-    def __getitem__(self, name: str) -> Checkpoint:
-        if name not in self._made:
-            self._made[name] = self._make(name)
-        return self._made[name]
-
-    def _make(self, name: str) -> Checkpoint:
+    def _make(self, kind: str) -> Checkpoint:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        family, folder = FAMILIES[name], self.folder / name
+        family, folder = FAMILIES[kind], self.folder / kind
         folder.mkdir()
         options = {**SHAPE, "vocab_size": self._tokenizer(family, folder), family.key: "relu"}
         options |= {**family.options, "bos_token_id": 1, "eos_token_id": 2}
@@ -126,7 +108,7 @@ class Checkpoints:
                 elif key.endswith(("down_proj.weight", "fc2.weight", "dense_4h_to_h.weight")):
                     p.mul_(3)
         model.save_pretrained(folder)
-        checkpoint = Checkpoint(name, folder)
+        checkpoint = Checkpoint(kind, folder)
         if family.threshold:
             for layer in checkpoint.model.model.layers:
                 layer.mlp.act_fn = torch.nn.Threshold(family.threshold, 0.0)
