@@ -45,6 +45,7 @@ class FlashLlama(llama_cpp.Llama):
         reader: "auto" (default), "io_uring" or "pread".
         depth: reads in flight (32).
         prefill: how a prompt reads a layer; "auto" (default) goes by what is missing.
+        lookahead: "on" (default) reads for the next layer before its turn, "off" does not.
         threads: for text and prompt; None takes llama-cpp-python's choice.
         llama_kwargs: everything `Llama` takes; its kv_overrides win over the settings above.
 
@@ -65,6 +66,7 @@ class FlashLlama(llama_cpp.Llama):
         reader: str | None = None,
         depth: int | None = None,
         prefill: str | None = None,
+        lookahead: str | None = None,
         threads: int | None = None,
         **llama_kwargs: Any,
     ) -> None:
@@ -75,6 +77,7 @@ class FlashLlama(llama_cpp.Llama):
             reader=reader,
             depth=depth,
             prefill=prefill,
+            lookahead=lookahead,
         )
         overrides = {**self.settings.overrides(), **(llama_kwargs.pop("kv_overrides", None) or {})}
         check_overrides(overrides)

@@ -11,6 +11,7 @@ from gguf_flash.sizes import ram_setting
 POLICIES = ("budget", "window")
 READERS = ("auto", "io_uring", "pread")
 PREFILLS = ("auto", "select", "stream")
+LOOKAHEADS = ("on", "off")
 
 # llama.cpp keeps an override's string in char[128], the terminating zero included.
 _LONGEST_STRING = 127
@@ -28,6 +29,8 @@ class Settings:
     reader: "auto", "io_uring" or "pread".
     depth: reads in flight.
     prefill: how a prompt reads a layer: "select" neurons, "stream" it whole, or "auto".
+    lookahead: "on" or "off": read what the next layer will probably select before its turn, where
+        a predictor can tell.
     activation: in place of the model's, also of a dense one: "relu", "relu_sqr", "silu", "gelu",
         "gelu_erf", "drelu".
     """
@@ -38,6 +41,7 @@ class Settings:
     reader: str | None = None
     depth: int | None = None
     prefill: str | None = None
+    lookahead: str | None = None
     activation: str | None = None
 
     def chosen(self) -> dict[str, int | str]:

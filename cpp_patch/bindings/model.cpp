@@ -26,6 +26,8 @@ py::dict to_dict(const Counters & c) {
     d["hits"] = c.hits;
     d["misses"] = c.misses;
     d["evictions"] = c.evictions;
+    d["ahead"] = c.ahead;
+    d["foreseen"] = c.foreseen;
     d["bytes_read"] = c.bytes_read;
     d["requests"] = c.requests;
     d["waves"] = c.waves;
@@ -42,6 +44,8 @@ py::dict settings_dict(const Settings & s) {
     d["window"] = s.window;
     d["policy"] = s.policy == Policy::budget ? "budget" : "window";
     d["depth"] = s.depth;
+    d["lookahead"] = s.lookahead ? "on" : "off";
+    d["gap"] = s.gap;
     d["prefill"] = s.prefill == Prefill::automatic ? "auto" : s.prefill == Prefill::select ? "select" : "stream";
     return d;
 }

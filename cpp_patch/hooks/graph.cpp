@@ -36,7 +36,7 @@ public:
     gguf_flash::FfnOp op;
     Activation activation = Activation::from_graph;
     // Indices into the op's sources, 0 when absent: source 0 is the FFN's input.
-    int scores = 0, gate_bias = 0, up_bias = 0, norm = 0;
+    int scores = 0, ahead = 0, gate_bias = 0, up_bias = 0, norm = 0;
     float norm_eps = 0.0f;
     std::chrono::steady_clock::time_point scoring; // when this call's predictor began; unset without one
 };
@@ -61,6 +61,8 @@ void run_flash_ffn(ggml_tensor * dst, int ith, int nth, void * userdata) {
     in.x_stride = x->nb[1] / sizeof(float);
     in.scores = source(dst, call.scores);
     in.scores_stride = call.scores == 0 ? 0 : dst->src[call.scores]->nb[1] / sizeof(float);
+    in.ahead_scores = source(dst, call.ahead);
+    in.ahead_stride = call.ahead == 0 ? 0 : dst->src[call.ahead]->nb[1] / sizeof(float);
     if (ith == 0 && call.scoring.time_since_epoch().count() != 0) {
         const auto took = std::chrono::steady_clock::now() - call.scoring;
         in.predictor_ns = uint64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(took).count());
@@ -107,17 +109,23 @@ ggml_tensor * as_f32(const llm_graph_context & graph, ggml_tensor * t) {
     return t->type == GGML_TYPE_F32 ? t : ggml_cast(graph.ctx0, t, GGML_TYPE_F32);
 }
 
-// The predictor's scores, B relu(A x) + b (paper, section 3.1).
-ggml_tensor * predicted_scores(const llm_graph_context & graph, const flash_predictor & p, ggml_tensor * cur,
-                               flash_call & call, int il) {
-    ggml_tensor * x = ggml_map_custom1_inplace(graph.ctx0, cur, begin_scoring, 1, &call);
+// A predictor's scores, B relu(A x) + b (paper, section 3.1).
+ggml_tensor * predicted_scores(const llm_graph_context & graph, const flash_predictor & p, ggml_tensor * x, int il) {
     ggml_tensor * hidden = ggml_relu(graph.ctx0, ggml_mul_mat(graph.ctx0, p.a, x));
     ggml_tensor * scores = ggml_add(graph.ctx0, ggml_mul_mat(graph.ctx0, p.b, hidden), p.bias);
     graph.cb(scores, "ffn_pred", il);
     return scores;
 }
 
-// The sources of the op, in the order call records: at most input, norm, scores and two biases.
+// A prompt's tokens together select nearly everything: for more than these nothing is read ahead.
+constexpr int64_t ahead_tokens = 8;
+
+bool looks_ahead(const flash_model & flash, int index, const ggml_tensor * cur) {
+    return flash.engine->ahead() != nullptr && size_t(index) + 1 < flash.predictors.size() &&
+           ggml_nrows(cur) <= ahead_tokens;
+}
+
+// The sources of the op, in the order call records: at most input, norm, two scores and two biases.
 int collect_sources(const llm_graph_context & graph, const flash_model & flash, int index,
                     const gguf_flash_ffn_weights & w, ggml_tensor * cur, flash_call & call, ggml_tensor ** args,
                     int il) {
@@ -150,7 +158,11 @@ int collect_sources(const llm_graph_context & graph, const flash_model & flash, 
         return n;
     }
     if (layout.select == gguf_flash::Select::predictor) {
-        call.scores = add(predicted_scores(graph, flash.predictors[size_t(index)], cur, call, il));
+        ggml_tensor * x = ggml_map_custom1_inplace(graph.ctx0, cur, begin_scoring, 1, &call);
+        call.scores = add(predicted_scores(graph, flash.predictors[size_t(index)], x, il));
+        if (looks_ahead(flash, index, cur)) {
+            call.ahead = add(predicted_scores(graph, flash.predictors[size_t(index) + 1], x, il));
+        }
     }
     call.gate_bias = gate_b != nullptr ? add(gate_b) : 0;
     call.up_bias = up_b != nullptr ? add(up_b) : 0;
@@ -199,7 +211,7 @@ ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor 
     call->norm_eps = graph.hparams.f_norm_rms_eps;
 
     cur = ggml_is_contiguous(cur) ? cur : ggml_cont(graph.ctx0, cur);
-    ggml_tensor * args[5];
+    ggml_tensor * args[6];
     const int n_args = collect_sources(graph, *flash, index, w, cur, *call, args, il);
     ggml_tensor * out = ggml_custom_4d(graph.ctx0, GGML_TYPE_F32, cur->ne[0], cur->ne[1], cur->ne[2], cur->ne[3], args,
                                        n_args, run_flash_ffn, GGML_N_TASKS_MAX, call.get());

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from gguf_flash.errors import ArgumentError
-from gguf_flash.settings import POLICIES, PREFILLS, READERS, Settings
+from gguf_flash.settings import LOOKAHEADS, POLICIES, PREFILLS, READERS, Settings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -42,7 +42,7 @@ def read_text(path: Path) -> str:
         ) from e
 
 
-# --ram --window --policy --reader --depth --prefill
+# --ram --window --policy --reader --depth --prefill --lookahead
 engine_options = together(
     click.option(
         "--ram",
@@ -72,10 +72,15 @@ engine_options = together(
         type=click.Choice(PREFILLS),
         help="How a prompt reads a layer [default: auto, by what is missing].",
     ),
+    click.option(
+        "--lookahead",
+        type=click.Choice(LOOKAHEADS),
+        help="Read what the next layer will probably need before its turn [default: on].",
+    ),
 )
 
 
 def read_settings(options: dict[str, Any]) -> Settings:
     """Take the engine's options out of a verb's `options`."""
-    names = ("ram", "window", "policy", "reader", "depth", "prefill")
+    names = ("ram", "window", "policy", "reader", "depth", "prefill", "lookahead")
     return Settings(**{name: options.pop(name) for name in names})

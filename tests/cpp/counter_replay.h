@@ -11,7 +11,7 @@ namespace replay {
 
 using namespace gguf_flash;
 
-constexpr uint32_t replayed_neurons = 1500;
+constexpr uint32_t replayed_neurons = 1504; // whole blocks of codes
 
 // Scores of a few tokens that select what a drifting text would: mostly what was selected before.
 class DriftingText {
@@ -80,13 +80,20 @@ struct Replay {
     }
 
     void reads(const std::vector<uint32_t> & missing) {
-        const uint64_t most = std::min<uint64_t>(64, 512 * 1024 / layout.stride);
         for (size_t i = 0; i < missing.size();) {
-            size_t n = 1;
-            while (merges && i + n < missing.size() && n < most && missing[i + n] == missing[i] + n) {
+            size_t n = 1, segments = 1;
+            while (merges && i + n < missing.size()) {
+                const uint64_t between = missing[i + n] - missing[i + n - 1] - 1;
+                const size_t more = between == 0 ? 1 : 2;
+                if (between * layout.stride > gap || segments + more > 64 ||
+                    (missing[i + n] - missing[i] + 1) * layout.stride > 512 * 1024) {
+                    break;
+                }
+                segments += more;
                 ++n;
             }
-            const uint64_t first = layout.offset + missing[i] * layout.stride, end = first + n * layout.stride;
+            const uint64_t first = layout.offset + missing[i] * layout.stride;
+            const uint64_t end = layout.offset + (missing[i + n - 1] + 1) * layout.stride;
             want.requests += 1;
             want.bytes_read += (end + align - 1) / align * align - first / align * align;
             i += n;
@@ -99,6 +106,7 @@ struct Replay {
     bool merges;
     uint32_t n_slots;
     float score_limit;
+    uint64_t gap = Settings().gap;
     Counters want;
 };
 

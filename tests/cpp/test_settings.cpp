@@ -61,6 +61,10 @@ TEST_CASE("settings: the others") {
     CHECK(with("activation", "relu_sqr").activation == Activation::relu_sqr);
     CHECK(with("faults", "eio:3,short:2").faults == "eio:3,short:2");
     CHECK(with("faults", "").faults.empty());
+    CHECK(with("lookahead", "on").lookahead);
+    CHECK(!with("lookahead", "off").lookahead);
+    CHECK(with("gap", "0").gap == 0);
+    CHECK(with("gap", "1048576").gap == 1048576);
 }
 
 TEST_CASE("settings: bad values are refused, named, and change nothing") {
@@ -74,6 +78,8 @@ TEST_CASE("settings: bad values are refused, named, and change nothing") {
         { "threshold", { "", "-0.5", "x", "nan", "inf", "1%", "1,", ",1", "1,,2", "1;2", "0,-1" } },
         { "predictor_threshold", { "", "1", "0.99999999", "-0.1", "nan", "0.5,1", "0.5," } },
         { "activation", { "swish" } },
+        { "lookahead", { "", "1", "auto" } },
+        { "gap", { "", "-1", "12KiB", "1048577" } },
         { "faults", { "eio", "eio:0", "boom:3" } },
     };
     for (const auto & [name, values] : bad) {
@@ -90,6 +96,8 @@ TEST_CASE("settings: bad values are refused, named, and change nothing") {
             CHECK(s.ram_share == fresh.ram_share);
             CHECK(s.window == fresh.window);
             CHECK(s.depth == fresh.depth);
+            CHECK(s.gap == fresh.gap);
+            CHECK(s.lookahead == fresh.lookahead);
             CHECK((s.threshold == fresh.threshold));
             CHECK((s.predictor_threshold == fresh.predictor_threshold));
             CHECK(s.faults == fresh.faults);

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
-MOST_IN_A_READ = 64  # bundles
+SEGMENTS_OF_A_READ = 64  # bundles, and gaps between them
 BYTES_OF_A_READ = 512 * 1024
+GAP = 12 << 10  # bytes that are read through to save a request
 
 
 @dataclass
@@ -24,6 +24,7 @@ class PlainCache:
     misses: int = 0
     evictions: int = 0
     requests: int = 0
+    bytes_read: int = 0
 
     def select(self, neurons: Sequence[int]) -> None:
         """One tick; neurons ascend."""
@@ -32,7 +33,7 @@ class PlainCache:
         missing = [n for n in neurons if n not in self.last]
         self.hits += len(neurons) - len(missing)
         self.misses += len(missing)
-        self.requests += self._reads(missing)
+        self._read(missing)
         wanted = set(neurons)
         while len(self.last.keys() | wanted) > self.slots:
             self._evict(min((t, n) for n, t in self.last.items() if n not in wanted)[1])
@@ -46,14 +47,23 @@ class PlainCache:
         del self.last[neuron]
         self.evictions += 1
 
-    def _reads(self, missing: Sequence[int]) -> int:
-        """Neighbours share a read, as long as it stays within both limits."""
-        most = min(MOST_IN_A_READ, BYTES_OF_A_READ // self.stride)
-        reads, length = bool(missing), 1
-        for a, b in pairwise(missing):
-            length = length + 1 if b == a + 1 and length < most else 1
-            reads += length == 1
-        return int(reads)
+    def _read(self, missing: Sequence[int]) -> None:
+        """Neighbours share a read within both limits, and with what lies between if that is little."""
+        first, segments = -1, 0
+        for i, n in enumerate(missing):
+            between = n - missing[i - 1] - 1 if i else 0
+            more = 1 + (between > 0)
+            if (
+                i == 0
+                or between * self.stride > GAP
+                or segments + more > SEGMENTS_OF_A_READ
+                or (n - first + 1) * self.stride > BYTES_OF_A_READ
+            ):
+                first, segments, between = n, 1, 0
+                self.requests += 1
+            else:
+                segments += more
+            self.bytes_read += (between + 1) * self.stride
 
     def counters(self) -> dict[str, int]:
         """The engine's counters of the same names."""
@@ -62,5 +72,5 @@ class PlainCache:
             "misses": self.misses,
             "evictions": self.evictions,
             "requests": self.requests,
-            "bytes_read": self.misses * self.stride,
+            "bytes_read": self.bytes_read,
         }

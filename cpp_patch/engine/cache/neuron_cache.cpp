@@ -28,34 +28,60 @@ void NeuronCache::touch(Selected s) {
 }
 
 int32_t NeuronCache::acquire(Selected s) {
-    const int32_t slot = take_slot();
-    if (slot == none) {
-        return none;
+    return take_slot() == none ? none : put(s.neuron, tokens_before_ + 1 + s.token);
+}
+
+void NeuronCache::keep(uint32_t neuron) {
+    const int32_t slot = slot_of_[neuron];
+    unlink(slot);
+    slots_[slot].last = tokens_before_;
+    slots_[slot].pass = pass_;
+    append(slot);
+}
+
+int32_t NeuronCache::acquire_ahead(uint32_t neuron) {
+    if (free_.empty()) {
+        const int32_t victim = oldest_unpinned();
+        if (victim == none || slots_[victim].pass == pass_) {
+            return none;
+        }
+        evict(victim);
     }
-    slots_[slot].neuron = s.neuron;
-    slots_[slot].last = tokens_before_ + 1 + s.token;
-    slots_[slot].released = false; // the slot may come from a released neuron
-    slot_of_[s.neuron] = slot;
+    const int32_t slot = put(neuron, tokens_before_);
+    slots_[slot].pinned = true;
+    return slot;
+}
+
+// Gives the next free slot to a neuron.
+int32_t NeuronCache::put(uint32_t neuron, uint64_t last) {
+    const int32_t slot = free_.back();
+    free_.pop_back();
+    slots_[slot] = { neuron, none, none, last, pass_, false, false };
+    slot_of_[neuron] = slot;
     append(slot);
     ++n_cached_;
     return slot;
 }
 
+int32_t NeuronCache::oldest_unpinned() const {
+    int32_t slot = oldest_;
+    while (slot != none && slots_[slot].pinned) {
+        slot = slots_[slot].newer;
+    }
+    return slot;
+}
+
+// Sees to it that there is a free slot, and returns it; none if there can be none.
 int32_t NeuronCache::take_slot() {
     if (free_.empty()) {
-        if (oldest_ != none && slots_[oldest_].last <= tokens_before_) {
-            evict(oldest_);
-        } else {
-            const int32_t slot = take_released();
-            if (slot == none) {
-                return none;
-            }
-            evict(slot);
+        int32_t victim = oldest_unpinned();
+        victim = victim != none && slots_[victim].last <= tokens_before_ ? victim : take_released();
+        if (victim == none) {
+            return none;
         }
+        evict(victim);
     }
-    const int32_t slot = free_.back();
-    free_.pop_back();
-    return slot;
+    return free_.back();
 }
 
 // The slot released last, or none. Giving away what was loaded last keeps the rest for the next
@@ -96,8 +122,12 @@ void NeuronCache::end(const std::vector<Selected> & selection) {
         touch(s);
     }
     tokens_before_ += tick_tokens_;
-    while (policy_ == Policy::window && oldest_ != none && slots_[oldest_].last + window_ <= tokens_before_) {
-        evict(oldest_);
+    while (policy_ == Policy::window) {
+        const int32_t slot = oldest_unpinned();
+        if (slot == none || slots_[slot].last + window_ > tokens_before_) {
+            return;
+        }
+        evict(slot);
     }
 }
 

@@ -1,9 +1,8 @@
 // Private to ffn/: a layer's cache with its memory, and the scratch one running FFN call borrows.
 #pragma once
 
+#include "ahead.h"
 #include "gguf_flash/ffn.h"
-
-#include <unistd.h>
 
 namespace gguf_flash {
 
@@ -26,7 +25,28 @@ private:
     size_t bytes_ = 0;
 };
 
-// One layer. lock is held by a running FFN call from selection to the end of its tick.
+// A neuron that was read ahead: its bundle is in its slot, or could not be read.
+struct Arrival {
+    uint32_t neuron;
+    bool ok;
+};
+
+// How well looking ahead into a layer foresees what is selected there.
+struct Foresight {
+    uint32_t ticks = 0;            // of one token
+    double read = 0.0, used = 0.0; // neurons read ahead, and of these then selected; old ones fade
+    bool worth_it() const;
+    void learn(size_t n_read, size_t n_used);
+};
+
+// Neighbours among missing neurons that one read brings: see reads.h.
+struct ReadRun {
+    uint32_t first;
+    uint32_t count;
+};
+
+// One layer. lock is held by a running FFN call from selection to the end of its tick, and by a call of
+// the layer before while it looks ahead.
 struct LayerState {
     LayerState(const LayerLayout & layout, const File & file, uint32_t n_slots, const Settings & settings);
 
@@ -50,8 +70,16 @@ struct LayerState {
     bool aligned;                    // slots are as large as bundles: neighbours may share a read
     const bool codes;                // down rows are codes of Q8_0 blocks
     std::vector<uint8_t> down_scale; // of the codes: halves [n_ff / code_block, n_embd]
+    const uint64_t gap_bytes;        // that reading through costs less than another request
+    uint8_t * trash = nullptr;       // where they go: as many, shared by all reads
     Pages slots;
     Counters counters;
+    uint64_t evictions_counted = 0;
+
+    std::vector<uint32_t> ahead;     // neurons read, or being read, for the coming tick
+    std::vector<Arrival> arrived;    // guarded by Ahead's mutex
+    std::vector<ReadRun> runs_ahead; // scratch
+    Foresight foresight;
 };
 
 constexpr uint64_t read_limit = 512 * 1024; // bytes of one merged or streamed read
@@ -64,12 +92,6 @@ Status read_thresholds(const Layout & layout, const LayerLayout & layer, const s
 // Bytes of a streamed read of this layer, at least a bundle: the buffers together are no more than half
 // a layer, so that they do not crowd a small model's cache out of its budget. Whole blocks of codes.
 uint64_t stream_chunk_bytes(const LayerLayout & layout);
-
-// A run of neighbouring neurons that one read brings.
-struct MissRun {
-    uint32_t first; // index into Session::misses
-    uint32_t count;
-};
 
 // What one thread needs to add a wave's codes. A block has room for all its neurons, selected or not.
 struct CodeScratch {
@@ -93,7 +115,10 @@ public:
     std::vector<const uint8_t *> rows; // per selected neuron: its bundle
     std::vector<uint32_t> items;       // indices into selection, in the order their bundles are ready
     std::vector<uint32_t> misses;      // indices into selection
-    std::vector<MissRun> runs;
+    std::vector<uint32_t> missing;     // their neurons
+    std::vector<ReadRun> runs;         // of misses
+    std::vector<Arrival> arrivals;     // of the layer's reads ahead, scratch
+    std::vector<uint32_t> ahead;       // neurons to read ahead, scratch
     std::vector<ReadOp> ops;
     std::vector<iovec> segments;
     std::vector<float> h;                     // [n_tokens, wave]: activations of the wave under way

@@ -18,6 +18,8 @@ constexpr uint32_t least_slots = 64;
 // Readers with scratch kept for the next call; more exist only while more calls run at once.
 constexpr size_t kept_sessions = 2;
 
+constexpr int ahead_depth = 240; // below the requests a virtual disk takes at once
+
 // What an automatic budget leaves to the KV cache, the compute buffers and everybody else.
 constexpr double automatic_share = 0.75;
 
@@ -35,6 +37,8 @@ void Counters::add(const Counters & o) {
     hits += o.hits;
     misses += o.misses;
     evictions += o.evictions;
+    ahead += o.ahead;
+    foreseen += o.foreseen;
     bytes_read += o.bytes_read;
     requests += o.requests;
     waves += o.waves;
@@ -47,7 +51,8 @@ void Counters::add(const Counters & o) {
 
 LayerState::LayerState(const LayerLayout & l, const File & f, uint32_t n_slots, const Settings & settings)
     : layout(l), file(f), cache(l.n_ff, n_slots, settings.policy, settings.window),
-      slot_bytes(slot_bytes_for(l, f.align())), aligned(slot_bytes == l.stride), codes(l.has_codes()) {}
+      slot_bytes(slot_bytes_for(l, f.align())), aligned(slot_bytes == l.stride), codes(l.has_codes()),
+      gap_bytes(settings.gap) {}
 
 uint64_t LayerState::slot_bytes_for(const LayerLayout & layout, uint64_t align) {
     if (layout.stride % align == 0 && layout.offset % align == 0) {
@@ -206,12 +211,17 @@ Status Model::allocate() {
         return status;
     }
     cache_bytes_ = stream_buffers * stream_piece_;
+    trash_ = std::make_unique<Pages>();
+    if (!trash_->allocate(settings_.gap)) {
+        return { Code::ram_too_small, "cannot reserve " + mib(settings_.gap) + "; set a smaller flash_ffn.gap" };
+    }
     const std::vector<uint32_t> slots = share_slots(spare);
     for (size_t i = 0; i < slots.size(); ++i) {
         const LayerLayout & l = layout_.layers[i];
         const uint64_t slot = slot_bytes(i);
         const uint32_t n = slots[i];
         layers_.emplace_back(new LayerState(l, *files_[l.file], n, settings_));
+        layers_.back()->trash = trash_->data();
         if (!layers_.back()->slots.allocate(n * slot)) {
             return { Code::ram_too_small, "cannot reserve " + mib(n * slot) + " for the neuron cache of layer " +
                                               std::to_string(l.layer) + "; set a smaller ram" };
@@ -229,6 +239,20 @@ Status Model::allocate() {
             return read;
         }
     }
+    return prepare_ahead();
+}
+
+// Reads ahead need more in flight than a call's own: nobody hands on the next while attention computes.
+Status Model::prepare_ahead() {
+    if (!settings_.lookahead || layout_.select != Select::predictor || layers_.size() < 2) {
+        return {};
+    }
+    Result<std::unique_ptr<Reader>> reader =
+        make_reader(settings_.reader, std::max(settings_.depth, ahead_depth), faults_);
+    if (!reader.ok()) {
+        return reader.status();
+    }
+    ahead_ = std::make_unique<Ahead>(std::move(reader.value()));
     return {};
 }
 

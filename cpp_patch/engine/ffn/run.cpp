@@ -79,6 +79,7 @@ void FfnRun::execute() {
     mark_selected();
     barrier();
     if (ith_ == 0) {
+        judge_foresight();
         const Clock::time_point t = Clock::now();
         list_selected();
         session().streaming = should_stream();
@@ -111,7 +112,6 @@ void FfnRun::begin() {
     s.last.assign(state_.layout.n_ff, 0);
     s.expanded.resize(std::max<size_t>(s.expanded.size(), size_t(nth_)));
     reserve_lanes();
-    evictions_before_ = state_.cache.evictions();
     reserve_x();
     state_.cache.begin(in_.n_tokens);
     if (activation_ == Activation::from_graph) {
@@ -135,7 +135,8 @@ void FfnRun::finish() {
     mem_ns_ += since(t);
     Counters & c = state_.counters;
     c.tokens += in_.n_tokens;
-    c.evictions += state_.cache.evictions() - evictions_before_;
+    c.evictions += state_.cache.evictions() - state_.evictions_counted;
+    state_.evictions_counted = state_.cache.evictions();
     c.predictor_ns += in_.predictor_ns;
     c.io_ns += io_ns_;
     c.mem_ns += mem_ns_;
@@ -154,6 +155,9 @@ void FfnRun::run_waves() {
             session().wave_end = plan_wave(first);
             mem_ns_ += since(t);
             submit_misses();
+            if (first == 0) {
+                look_ahead();
+            }
             state_.counters.waves += session().wave_end < n;
         }
         barrier();

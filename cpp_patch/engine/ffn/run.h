@@ -45,12 +45,19 @@ private:
     bool in_one_block(uint32_t a, uint32_t b) const;
     void offer_items(uint32_t wave);
     bool make_room(uint32_t from);
-    void add_miss(uint32_t index);
     void submit_misses();
+    void submit_run(uint32_t run);
     void pump(bool block);
     void drain();
     void complete(ReadOp & op);
     void release_wave(uint32_t first, uint32_t end);
+
+    // lookahead.cpp: the next layer's reads (thread 0)
+    void settle(LayerState & state);
+    void judge_foresight();
+    void look_ahead();
+    void acquire_ahead(LayerState & next);
+    void accept(const Arrival & arrival);
 
     // stream.cpp: a layer in sequence (thread 0)
     void submit_chunk(uint32_t chunk);
@@ -102,9 +109,12 @@ private:
 
     // thread 0 only
     Clock::time_point start_;
-    uint64_t io_ns_ = 0, mem_ns_ = 0, evictions_before_ = 0;
+    uint64_t io_ns_ = 0, mem_ns_ = 0;
     uint32_t outstanding_ = 0; // reads of the wave under way
-    uint32_t chunks_ = 0;      // reads of the stream under way
+    uint32_t late_ = 0;        // neurons of the wave that were read ahead and have not arrived
+    uint32_t foreseen_ = 0;    // selected neurons that were read ahead, until they are counted
+    uint32_t wave_first_ = 0, segments_used_ = 0;
+    uint32_t chunks_ = 0; // reads of the stream under way
     std::unique_lock<std::mutex> lock_;
 };
 

@@ -104,6 +104,11 @@ Status set_choice(Settings & s, const std::string & name, const std::string & va
             return bad(name, "budget or window", value);
         }
         s.policy = value == "budget" ? Policy::budget : Policy::window;
+    } else if (name == "lookahead") {
+        if (value != "on" && value != "off") {
+            return bad(name, "on or off", value);
+        }
+        s.lookahead = value == "on";
     } else {
         if (value != "auto" && value != "select" && value != "stream") {
             return bad(name, "auto, select or stream", value);
@@ -123,9 +128,9 @@ template <typename T> Status assign(Result<T> parsed, T & to) {
 } // namespace
 
 const std::vector<std::string> & Settings::names() {
-    static const std::vector<std::string> all = { "ram",        "window",  "policy",    "reader",
-                                                  "depth",      "prefill", "threshold", "predictor_threshold",
-                                                  "activation", "faults" };
+    static const std::vector<std::string> all = { "ram",        "window",    "policy",    "reader",
+                                                  "depth",      "prefill",   "threshold", "predictor_threshold",
+                                                  "activation", "lookahead", "gap",       "faults" };
     return all;
 }
 
@@ -139,7 +144,10 @@ Status Settings::set(const std::string & name, const std::string & value) {
     if (name == "depth") {
         return set_integer(name, value, 1, 4096, depth);
     }
-    if (name == "policy" || name == "prefill") {
+    if (name == "gap") {
+        return set_integer(name, value, 0, 1 << 20, gap);
+    }
+    if (name == "policy" || name == "prefill" || name == "lookahead") {
         return set_choice(*this, name, value);
     }
     if (name == "reader") {

@@ -1,5 +1,5 @@
 // Reading the missing neurons of a working set. Everything here runs on thread 0.
-#include "gguf_flash/round.h"
+#include "reads.h"
 #include "run.h"
 
 #include <algorithm>
@@ -17,7 +17,8 @@ uint32_t FfnRun::plan_wave(uint32_t first) {
     Session & s = session();
     s.items.clear();
     s.misses.clear();
-    s.runs.clear();
+    s.missing.clear();
+    late_ = 0;
     const uint32_t most = std::max<uint32_t>(256, wave_floats / in_.n_tokens);
     const uint32_t limit = uint32_t(std::min<size_t>(s.selection.size(), size_t(first) + most));
     uint32_t end = first;
@@ -30,16 +31,23 @@ uint32_t FfnRun::plan_wave(uint32_t first) {
             break;
         }
         s.rows[end] = state_.bundle(selected.neuron);
-        if (hit) {
-            state_.cache.protect(selected.neuron);
-            s.items.push_back(end);
+        if (!hit) {
+            s.misses.push_back(end);
+            s.missing.push_back(selected.neuron);
+            continue;
+        }
+        state_.cache.protect(selected.neuron);
+        if (state_.cache.pinned(selected.neuron)) {
+            ++late_;
         } else {
-            add_miss(end);
+            s.items.push_back(end);
         }
     }
     end = whole_blocks(first, end);
-    state_.counters.hits += s.items.size();
-    state_.counters.misses += s.misses.size();
+    state_.counters.hits += s.items.size() + late_ - foreseen_;
+    state_.counters.misses += s.misses.size() + foreseen_;
+    foreseen_ = 0;
+    wave_first_ = first;
     offer_items(end - first);
     return end;
 }
@@ -64,11 +72,13 @@ uint32_t FfnRun::whole_blocks(uint32_t first, uint32_t end) {
         s.items.pop_back();
     }
     while (!s.misses.empty() && s.misses.back() >= cut) {
-        state_.cache.drop(s.selection[s.misses.back()].neuron);
+        state_.cache.drop(s.missing.back());
         s.misses.pop_back();
-        if (--s.runs.back().count == 0) {
-            s.runs.pop_back();
-        }
+        s.missing.pop_back();
+    }
+    for (uint32_t i = cut; i < end; ++i) {
+        const uint32_t neuron = s.selection[i].neuron;
+        late_ -= state_.cache.slot(neuron) != NeuronCache::none && state_.cache.pinned(neuron);
     }
     return cut;
 }
@@ -87,92 +97,77 @@ bool FfnRun::make_room(uint32_t from) {
     uint32_t wanted = std::max<uint32_t>(1, state_.cache.n_slots() / 8), freed = 0;
     const std::vector<Selected> & selection = session().selection;
     for (uint32_t i = uint32_t(selection.size()); i-- > from && freed < wanted;) {
-        if (state_.cache.slot(selection[i].neuron) != NeuronCache::none) {
-            state_.cache.release(selection[i].neuron);
+        const uint32_t neuron = selection[i].neuron;
+        if (state_.cache.slot(neuron) != NeuronCache::none && !state_.cache.pinned(neuron)) {
+            state_.cache.release(neuron);
             ++freed;
         }
     }
     return freed > 0;
 }
 
-void FfnRun::add_miss(uint32_t index) {
-    Session & s = session();
-    const uint32_t neuron = s.selection[index].neuron;
-    if (!s.runs.empty() && state_.aligned) {
-        MissRun & run = s.runs.back();
-        const uint32_t previous = s.selection[s.misses.back()].neuron;
-        if (previous + 1 == neuron && run.count < uint32_t(max_segments) &&
-            (run.count + 1) * state_.layout.stride <= read_limit) {
-            ++run.count;
-            s.misses.push_back(index);
-            return;
-        }
-    }
-    s.runs.push_back({ uint32_t(s.misses.size()), 1 });
-    s.misses.push_back(index);
-}
-
 void FfnRun::submit_misses() {
     const Clock::time_point t = Clock::now();
     Session & s = session();
-    const uint64_t align = state_.file.align();
-    s.segments.resize(std::max(s.segments.size(), s.misses.size()));
-    s.ops.resize(std::max(s.ops.size(), s.runs.size()));
-    for (size_t r = 0; r < s.runs.size(); ++r) {
-        const MissRun & run = s.runs[r];
-        const uint32_t neuron = s.selection[s.misses[run.first]].neuron;
-        const uint64_t lead = state_.lead(neuron);
-        ReadOp & op = s.ops[r];
-        op = ReadOp();
-        op.file = &state_.file;
-        op.offset = state_.bundle_offset(neuron) - lead;
-        op.needed = lead + run.count * state_.layout.stride;
-        op.n_segments = int(run.count);
-        op.segments = s.segments.data() + run.first;
-        op.tag = uint32_t(r);
-        const uint64_t length = state_.aligned ? state_.layout.stride : round_up(op.needed, align);
-        for (uint32_t i = 0; i < run.count; ++i) {
-            const uint32_t missing = s.selection[s.misses[run.first + i]].neuron;
-            op.segments[i] = { state_.slot_data(state_.cache.slot(missing)), size_t(length) };
-        }
-        state_.counters.bytes_read += run.count * length;
-        s.reader->submit(&op);
+    plan_runs(state_, s.missing, s.runs);
+    // Room for what was read ahead in vain, too: what is with the reader must stay where it is.
+    s.segments.resize(std::max(s.segments.size(), 2 * s.missing.size() + late_));
+    s.ops.resize(std::max(s.ops.size(), s.runs.size() + late_));
+    segments_used_ = 0;
+    outstanding_ = 0;
+    for (uint32_t r = 0; r < s.runs.size(); ++r) {
+        submit_run(r);
     }
-    state_.counters.requests += s.runs.size();
-    outstanding_ = uint32_t(s.runs.size());
     if (outstanding_ > 0) {
         s.reader->flush();
     }
     io_ns_ += since(t);
 }
 
+void FfnRun::submit_run(uint32_t run) {
+    Session & s = session();
+    ReadOp & op = s.ops[run];
+    state_.counters.bytes_read += describe_run(state_, s.missing, s.runs[run], s.segments.data() + segments_used_, op);
+    state_.counters.requests += 1;
+    segments_used_ += uint32_t(op.n_segments);
+    op.tag = run;
+    s.reader->submit(&op);
+    ++outstanding_;
+}
+
+// Takes what has been read. block: waits for something, if anything is under way.
 void FfnRun::pump(bool block) {
-    if (outstanding_ == 0) {
-        return;
+    const Clock::time_point t = block ? Clock::now() : Clock::time_point();
+    if (late_ > 0) {
+        Session & s = session();
+        op_.model_->ahead()->take(state_, s.arrivals, block);
+        for (const Arrival & arrival : s.arrivals) {
+            accept(arrival);
+        }
+        block = false;
     }
-    constexpr size_t batch = 64;
-    ReadOp * done[batch];
-    size_t n;
-    if (block) {
-        const Clock::time_point t = Clock::now();
-        n = session().reader->wait(done, batch);
+    if (outstanding_ > 0) {
+        constexpr size_t batch = 64;
+        ReadOp * done[batch];
+        Reader & reader = *session().reader;
+        const size_t n = block ? reader.wait(done, batch) : reader.poll(done, batch);
+        outstanding_ -= uint32_t(n);
+        for (size_t i = 0; i < n; ++i) {
+            complete(*done[i]);
+        }
+    }
+    if (t != Clock::time_point()) {
         io_ns_ += since(t);
-    } else {
-        n = session().reader->poll(done, batch);
     }
-    for (size_t i = 0; i < n; ++i) {
-        complete(*done[i]);
-    }
-    outstanding_ -= uint32_t(n);
 }
 
 void FfnRun::complete(ReadOp & op) {
     Session & s = session();
-    const MissRun & run = s.runs[op.tag];
+    const ReadRun & run = s.runs[op.tag];
     if (op.error != 0) {
-        const uint32_t neuron = s.selection[s.misses[run.first]].neuron;
+        const uint32_t neuron = s.missing[run.first];
         for (uint32_t i = 0; i < run.count; ++i) {
-            state_.cache.drop(s.selection[s.misses[run.first + i]].neuron);
+            state_.cache.drop(s.missing[run.first + i]);
         }
         fail({ Code::io, "cannot read neuron " + std::to_string(neuron) + " of layer " +
                              std::to_string(state_.layout.layer) + " at byte " + std::to_string(op.offset) + " of '" +
@@ -185,9 +180,10 @@ void FfnRun::complete(ReadOp & op) {
     s.ready.store(uint32_t(s.items.size()), std::memory_order_release);
 }
 
-// Nothing may be left in flight when the slots or the operations are used again.
+// Other threads wait for what is under way, and nothing of this call's may be when the slots or the
+// operations are used again.
 void FfnRun::drain() {
-    while (outstanding_ > 0) {
+    while (outstanding_ > 0 || (late_ > 0 && !failed())) {
         pump(true);
     }
 }

@@ -20,6 +20,10 @@ struct FfnInput {
     // whose sigmoid is compared with the layer's threshold.
     const float * scores = nullptr;
     size_t scores_stride = 0;
+    // [n_tokens, n_ff of the next layer] or null: what the next layer's predictor makes of x. Its reads
+    // then begin before its call; the output does not depend on it.
+    const float * ahead_scores = nullptr;
+    size_t ahead_stride = 0;
     uint64_t predictor_ns = 0;         // what the scores took, for the counters
     const float * gate_bias = nullptr; // [n_ff] or null; for parts that are in the bundle
     const float * up_bias = nullptr;   // [n_ff] or null

@@ -27,7 +27,9 @@ struct Settings {
     uint32_t window = 5;    // tokens, for Policy::window
     Policy policy = Policy::budget;
     ReaderKind reader = ReaderKind::automatic;
-    int depth = 32; // reads in flight
+    int depth = 32;          // reads in flight
+    bool lookahead = true;   // read the next layer's neurons before its call, where its predictor can tell
+    uint64_t gap = 12 << 10; // bytes between two bundles that are read through to save a request
     Prefill prefill = Prefill::automatic;
     Activation activation = Activation::from_graph; // overrides the file's
     std::string faults;                             // FaultPlan text, for tests
@@ -47,8 +49,10 @@ struct Counters {
     uint64_t tokens = 0;
     uint64_t selected = 0; // neurons, each counted once per tick
     uint64_t hits = 0;     // selected neurons that were cached
-    uint64_t misses = 0;   // selected neurons read one by one
+    uint64_t misses = 0;   // selected neurons that were not, and not streamed
     uint64_t evictions = 0;
+    uint64_t ahead = 0;    // neurons whose reads began before the call
+    uint64_t foreseen = 0; // of these, selected by it; they are among the misses
     uint64_t bytes_read = 0;
     uint64_t requests = 0; // reads given to the device
     uint64_t waves = 0; // parts beyond the first that a working set was cut into, for the cache or for scratch memory
@@ -74,6 +78,8 @@ struct Stats {
     uint64_t ram_bytes = 0, resident_bytes = 0, cache_bytes = 0; // the budget and its two parts
 };
 
+class Ahead;
+class Pages;
 class Session;
 struct LayerState;
 
@@ -100,6 +106,7 @@ public:
 
     // For FfnOp: a layer's state, and the loan of a reader with scratch memory.
     LayerState & layer(int index) { return *layers_[size_t(index)]; }
+    Ahead * ahead() { return ahead_.get(); } // null if nothing is read ahead
     const File & file(uint32_t index) const { return *files_[index]; }
     // Bytes of one buffer for reading a layer in sequence: a chunk, and the sectors it begins and ends in.
     uint64_t stream_piece() const { return stream_piece_; }
@@ -114,6 +121,7 @@ private:
     std::vector<uint32_t> share_slots(uint64_t spare) const;
     uint64_t slot_bytes(size_t index) const;
     Status allocate();
+    Status prepare_ahead();
 
     Layout layout_;
     Settings settings_;
@@ -123,6 +131,8 @@ private:
     std::shared_ptr<FaultPlan> faults_;
     std::string reader_name_;
     uint64_t ram_bytes_ = 0, cache_bytes_ = 0, stream_piece_ = 0;
+    std::unique_ptr<Pages> trash_;
+    std::unique_ptr<Ahead> ahead_; // after the layers, whose memory its reads fill
 
     mutable std::mutex mutex_; // guards the two below
     std::vector<std::unique_ptr<Session>> sessions_;

@@ -7,6 +7,8 @@
 //
 // A tick is one FFN call of one or more tokens:
 //     begin(n_tokens); touch() every hit; acquire() every miss, release() what is computed; end().
+// Between ticks, for what the next one will probably select:
+//     begin_ahead(); keep() what is cached; acquire_ahead() the rest; unpin() each when it has arrived.
 #pragma once
 
 #include <cstdint>
@@ -52,6 +54,15 @@ public:
     void protect(uint32_t neuron) { slots_[slot_of_[neuron]].released = false; }
     // Forgets a neuron whose weights did not arrive.
     void drop(uint32_t neuron);
+    // Before a tick, for neurons that it will probably select. They count as selected by the last token.
+    void begin_ahead() { ++pass_; }
+    void keep(uint32_t neuron);
+    // A pinned slot for a neuron that is not cached, at the cost of none that this pass keeps or
+    // acquired; none if there is no such slot.
+    int32_t acquire_ahead(uint32_t neuron);
+    // Pinned: a read into the slot is under way, so that it cannot be given away.
+    bool pinned(uint32_t neuron) const { return slots_[slot_of_[neuron]].pinned; }
+    void unpin(uint32_t neuron) { slots_[slot_of_[neuron]].pinned = false; }
     // Orders what this tick selected, then applies the window. selection ascends by neuron.
     void end(const std::vector<Selected> & selection);
 
@@ -60,7 +71,9 @@ private:
         uint32_t neuron;
         int32_t older, newer; // neighbours in the list of used slots
         uint64_t last;        // number of the token that selected it last, from 1
+        uint64_t pass;        // the look ahead that last kept or acquired it
         bool released;        // may be given away within this tick
+        bool pinned;
     };
 
     void unlink(int32_t slot);
@@ -68,6 +81,8 @@ private:
     void evict(int32_t slot);
     int32_t take_slot();
     int32_t take_released();
+    int32_t oldest_unpinned() const;
+    int32_t put(uint32_t neuron, uint64_t last);
 
     uint32_t n_slots_;
     Policy policy_;
@@ -76,6 +91,7 @@ private:
     uint64_t evictions_ = 0;
     uint64_t tokens_before_ = 0; // tokens of all earlier ticks
     uint32_t tick_tokens_ = 0;   // tokens of this tick
+    uint64_t pass_ = 0;          // looks ahead so far
     int32_t oldest_ = none, newest_ = none;
     std::vector<int32_t> slot_of_; // per neuron
     std::vector<Slot> slots_;

@@ -51,7 +51,8 @@ struct ReadOp {
     uint64_t needed = 0; // bytes from offset that must arrive; the segments may reach past the end of the file
     int n_segments = 0;
     iovec * segments = nullptr;
-    uint32_t tag = 0; // for the caller
+    uint32_t tag = 0; // these two for the caller
+    void * owner = nullptr;
 
     int error = 0; // errno once done; 0 is success, ENODATA the end of the file
     uint64_t got = 0;
