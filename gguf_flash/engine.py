@@ -33,8 +33,8 @@ def open_model(
         path: the flash-GGUF, or the first file of a split set.
         ram: RAM for weights: bytes, "200MiB", or "60%" of what is on flash; None: automatic.
         window: tokens whose neurons stay cached under policy "window" (5).
-        policy: "budget" (default, evict the longest unused when room is needed) or "window" (the
-            paper's).
+        policy: "budget" (default, evict the longest unused when room is needed), "window" (the
+            paper's), or "score" (evict what scored lowest of late; reads a little less).
         reader: "auto" (default), "io_uring" or "pread".
         depth: reads in flight (32).
         prefill: how many tokens at once read a layer: "select", "stream", or "auto" (default).

@@ -41,7 +41,7 @@ class FlashLlama(llama_cpp.Llama):
         model_path: the model.
         ram: RAM for all weights: bytes, "200MiB", or "60%" of those on flash beside the resident.
         window: tokens whose neurons stay cached under policy "window" (5).
-        policy: "budget" (default) or "window".
+        policy: "budget" (default), "score" or "window".
         reader: "auto" (default), "io_uring" or "pread".
         depth: reads in flight (32).
         prefill: how a prompt reads a layer; "auto" (default) goes by what is missing.

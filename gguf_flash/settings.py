@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gguf_flash.errors import ArgumentError
 from gguf_flash.sizes import ram_setting
 
-POLICIES = ("budget", "window")
+POLICIES = ("budget", "window", "score")
 READERS = ("auto", "io_uring", "pread")
 PREFILLS = ("auto", "select", "stream")
 LOOKAHEADS = ("on", "off")
@@ -25,7 +25,7 @@ class Settings:
 
     ram: for all weights, resident ones included: bytes, "200MiB", or "60%" (see `ram_setting`).
     window: tokens whose neurons stay cached under policy "window".
-    policy: "budget" or "window".
+    policy: "budget", "window" or "score".
     reader: "auto", "io_uring" or "pread".
     depth: reads in flight.
     prefill: how a prompt reads a layer: "select" neurons, "stream" it whole, or "auto".

@@ -42,7 +42,7 @@ py::dict to_dict(const Counters & c) {
 py::dict settings_dict(const Settings & s) {
     py::dict d;
     d["window"] = s.window;
-    d["policy"] = s.policy == Policy::budget ? "budget" : "window";
+    d["policy"] = s.policy == Policy::budget ? "budget" : s.policy == Policy::window ? "window" : "score";
     d["depth"] = s.depth;
     d["lookahead"] = s.lookahead ? "on" : "off";
     d["gap"] = s.gap;

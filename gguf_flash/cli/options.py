@@ -58,8 +58,9 @@ engine_options = together(
     click.option(
         "--policy",
         type=click.Choice(POLICIES),
-        help="What leaves the cache: the longest unused when room is needed (budget), or"
-        " what no token of the window used (window) [default: budget].",
+        help="What leaves the cache: the longest unused when room is needed (budget), what no"
+        " token of the window used (window), or what scored lowest of late when room is needed"
+        " (score) [default: budget].",
     ),
     click.option(
         "--reader",

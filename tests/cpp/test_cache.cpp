@@ -198,3 +198,123 @@ TEST_CASE("cache: a scan longer than the cache keeps most of it") {
     }
     CHECK(hits > 9 * 40);
 }
+
+namespace {
+
+// What neuron_cache.h says of Policy::score, one token a tick.
+struct PlainRatings {
+    explicit PlainRatings(uint32_t slots) : n_slots(slots) {}
+
+    void tick(const std::vector<float> & scores, const std::vector<Selected> & selection) {
+        for (Selected s : selection) {
+            while (cached.count(s.neuron) == 0 && cached.size() >= n_slots) {
+                uint32_t victim = UINT32_MAX;
+                for (uint32_t n : cached) {
+                    const bool needed = std::any_of(selection.begin(), selection.end(),
+                                                    [n](Selected other) { return other.neuron == n; });
+                    if (!needed && (victim == UINT32_MAX || rating[n] < rating[victim])) {
+                        victim = n;
+                    }
+                }
+                cached.erase(victim);
+            }
+            cached.insert(s.neuron);
+        }
+        rating.resize(scores.size());
+        for (size_t i = 0; i < scores.size(); ++i) {
+            rating[i] = (rating[i] + scores[i]) / 2;
+        }
+    }
+
+    uint32_t n_slots;
+    std::set<uint32_t> cached;
+    std::vector<float> rating;
+};
+
+} // namespace
+
+TEST_CASE("cache: policy score evicts what has scored lowest of late") {
+    constexpr uint32_t n = 60;
+    for (uint32_t slots : { 20u, 33u, 60u }) {
+        Random random(slots);
+        NeuronCache cache(n, slots, Policy::score, 5);
+        PlainRatings plain(slots);
+        for (int tick = 0; tick < 400; ++tick) {
+            std::vector<float> scores(n);
+            std::vector<Selected> selection;
+            for (uint32_t i = 0; i < n; ++i) {
+                scores[i] = random.real() + (i + uint32_t(tick) / 20) % 6 * 0.2f;
+                if (scores[i] > 1.2f && selection.size() < slots) {
+                    selection.push_back({ i, 0 });
+                }
+            }
+            cache.begin(1);
+            uint32_t missing = 0;
+            for (Selected s : selection) {
+                cache.slot(s.neuron) != NeuronCache::none ? cache.touch(s) : void(++missing);
+            }
+            cache.expect(missing);
+            for (Selected s : selection) {
+                REQUIRE((cache.slot(s.neuron) != NeuronCache::none || cache.acquire(s) != NeuronCache::none));
+            }
+            cache.end(selection);
+            cache.rate(scores.data(), n);
+            plain.tick(scores, selection);
+            for (uint32_t i = 0; i < n; ++i) {
+                REQUIRE((cache.slot(i) != NeuronCache::none) == (plain.cached.count(i) == 1));
+            }
+        }
+        CHECK((cache.evictions() > 0) == (slots < n));
+    }
+}
+
+TEST_CASE("cache: a look ahead takes no slot of its own, of a read under way, or of this tick") {
+    Random random(4);
+    for (Policy policy : { Policy::budget, Policy::window, Policy::score }) {
+        NeuronCache cache(50, 16, policy, 2);
+        std::set<uint32_t> pinned;
+        for (int tick = 0; tick < 500; ++tick) {
+            std::set<uint32_t> kept, fresh;
+            cache.begin_ahead();
+            const uint32_t first = random.below(40), most = random.below(12);
+            for (uint32_t i = first; i < first + most; ++i) {
+                if (cache.slot(i) != NeuronCache::none) {
+                    cache.keep(i);
+                    kept.insert(i);
+                }
+            }
+            cache.expect(most);
+            for (uint32_t i = first; i < first + most; ++i) {
+                if (cache.slot(i) == NeuronCache::none && cache.acquire_ahead(i) != NeuronCache::none) {
+                    fresh.insert(i);
+                }
+            }
+            pinned.insert(fresh.begin(), fresh.end());
+            for (const std::set<uint32_t> * there : { &kept, &fresh, &pinned }) {
+                for (uint32_t i : *there) {
+                    REQUIRE(cache.slot(i) != NeuronCache::none);
+                }
+            }
+            const std::vector<uint32_t> waiting(pinned.begin(), pinned.end());
+            for (uint32_t i : waiting) {
+                if (random.chance(60)) {
+                    cache.unpin(i);
+                    pinned.erase(i);
+                }
+            }
+            cache.begin(1);
+            const Selected s = { random.below(50), 0 };
+            if (cache.slot(s.neuron) != NeuronCache::none) {
+                cache.touch(s);
+            } else {
+                cache.expect(1);
+                REQUIRE((cache.acquire(s) != NeuronCache::none || pinned.size() >= 16));
+            }
+            cache.end({ s });
+            for (uint32_t i : pinned) {
+                REQUIRE(cache.slot(i) != NeuronCache::none);
+                REQUIRE(cache.pinned(i));
+            }
+        }
+    }
+}

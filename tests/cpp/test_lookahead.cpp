@@ -92,6 +92,7 @@ TEST_CASE("lookahead: the same bits in any memory, with any reader, policy, thre
             { { "ram", "30%" } },
             { { "ram", "100%" } },
             { { "policy", "window" } },
+            { { "policy", "score" }, { "ram", "30%" } },
             { { "reader", "pread" } },
             { { "ram", "40%" }, { "gap", "0" } },
             { { "ram", "30%" }, { "faults", "short:3,again:5" } },

@@ -48,7 +48,7 @@ class PlainCache:
         self.evictions += 1
 
     def _read(self, missing: Sequence[int]) -> None:
-        """Neighbours share a read within both limits, and with what lies between if that is little."""
+        """Neighbours share a read within both limits, with what lies between if it is little."""
         first, segments = -1, 0
         for i, n in enumerate(missing):
             between = n - missing[i - 1] - 1 if i else 0

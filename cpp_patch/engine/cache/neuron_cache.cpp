@@ -4,11 +4,22 @@
 
 namespace gguf_flash {
 
+namespace {
+
+constexpr uint32_t rated_tokens = 8; // of a prompt: earlier ones count for nothing any more
+constexpr float rating_limit = 1e6f; // keeps ratings finite
+
+} // namespace
+
 NeuronCache::NeuronCache(uint32_t n_neurons, uint32_t n_slots, Policy policy, uint32_t window)
     : n_slots_(n_slots), policy_(policy), window_(window), slot_of_(n_neurons, none), slots_(n_slots) {
     free_.reserve(n_slots);
     released_.reserve(n_neurons);
     order_.reserve(n_slots);
+    if (policy == Policy::score) {
+        rating_.resize(n_neurons);
+        worst_.reserve(n_slots);
+    }
     for (uint32_t i = n_slots; i-- > 0;) {
         free_.push_back(int32_t(i)); // slot 0 is taken first
     }
@@ -16,7 +27,60 @@ NeuronCache::NeuronCache(uint32_t n_neurons, uint32_t n_slots, Policy policy, ui
 
 void NeuronCache::begin(uint32_t n_tokens) {
     tick_tokens_ = n_tokens;
+    looking_ahead_ = false;
     released_.clear();
+    worst_.clear();
+}
+
+void NeuronCache::begin_ahead() {
+    ++pass_;
+    looking_ahead_ = true;
+    worst_.clear();
+}
+
+void NeuronCache::rate(const float * scores, size_t stride) {
+    const uint32_t first = tick_tokens_ - std::min(tick_tokens_, rated_tokens);
+    for (uint32_t t = first; t < tick_tokens_; ++t) {
+        const float * row = scores + t * stride;
+        for (size_t i = 0; i < rating_.size(); ++i) {
+            const float score = row[i] > -rating_limit ? std::min(row[i], rating_limit) : -rating_limit; // NaN, too
+            rating_[i] = 0.5f * (rating_[i] + score);
+        }
+    }
+}
+
+// Lists the used slots with the lowest ratings that may go: neither of this tick nor of this look ahead.
+void NeuronCache::expect(uint32_t n_slots) {
+    worst_.clear();
+    if (rating_.empty() || n_slots <= free_.size()) {
+        return;
+    }
+    for (int32_t slot = oldest_; slot != none; slot = slots_[slot].newer) {
+        const Slot & s = slots_[slot];
+        if (!s.pinned && s.last <= tokens_before_ && (s.pass != pass_ || !looking_ahead_)) {
+            worst_.push_back(slot);
+        }
+    }
+    const auto worse = [this](int32_t a, int32_t b) {
+        const uint32_t x = slots_[a].neuron, y = slots_[b].neuron;
+        return rating_[x] != rating_[y] ? rating_[x] < rating_[y] : x < y;
+    };
+    const size_t wanted = std::min(worst_.size(), n_slots - free_.size());
+    std::nth_element(worst_.begin(), worst_.begin() + long(wanted), worst_.end(), worse);
+    worst_.resize(wanted);
+}
+
+// A slot that expect() listed and that still may go, or none.
+int32_t NeuronCache::take_worst() {
+    while (!worst_.empty()) {
+        const int32_t slot = worst_.back();
+        const Slot & s = slots_[slot];
+        worst_.pop_back();
+        if (slot_of_[s.neuron] == slot && !s.pinned && s.last <= tokens_before_) {
+            return slot;
+        }
+    }
+    return none;
 }
 
 void NeuronCache::touch(Selected s) {
@@ -41,7 +105,8 @@ void NeuronCache::keep(uint32_t neuron) {
 
 int32_t NeuronCache::acquire_ahead(uint32_t neuron) {
     if (free_.empty()) {
-        const int32_t victim = oldest_unpinned();
+        int32_t victim = take_worst();
+        victim = victim != none ? victim : oldest_unpinned();
         if (victim == none || slots_[victim].pass == pass_) {
             return none;
         }
@@ -74,7 +139,8 @@ int32_t NeuronCache::oldest_unpinned() const {
 // Sees to it that there is a free slot, and returns it; none if there can be none.
 int32_t NeuronCache::take_slot() {
     if (free_.empty()) {
-        int32_t victim = oldest_unpinned();
+        int32_t victim = take_worst();
+        victim = victim != none ? victim : oldest_unpinned();
         victim = victim != none && slots_[victim].last <= tokens_before_ ? victim : take_released();
         if (victim == none) {
             return none;

@@ -99,6 +99,7 @@ void FfnRun::acquire_ahead(LayerState & next) {
             next.cache.keep(i);
         }
     }
+    next.cache.expect(uint32_t(wanted.size()));
     const size_t most = next.cache.n_slots() / 2; // the tick itself must not run out of slots
     for (uint32_t neuron : wanted) {
         if (next.ahead.size() >= most || next.cache.acquire_ahead(neuron) == NeuronCache::none) {

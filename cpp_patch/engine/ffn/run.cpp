@@ -132,6 +132,9 @@ void FfnRun::begin() {
 void FfnRun::finish() {
     const Clock::time_point t = Clock::now();
     state_.cache.end(session().selection);
+    if (in_.scores != nullptr && !failed()) {
+        state_.cache.rate(in_.scores, in_.scores_stride);
+    }
     mem_ns_ += since(t);
     Counters & c = state_.counters;
     c.tokens += in_.n_tokens;

@@ -89,11 +89,15 @@ void FfnRun::list_selected() {
     }
     s.rows.resize(s.selection.size());
     s.items.reserve(s.selection.size()); // thread 0 appends while others read: it must not move
+    uint32_t missing = 0;
     for (const Selected & selected : s.selection) {
         if (state_.cache.slot(selected.neuron) != NeuronCache::none) {
             state_.cache.touch(selected);
+        } else {
+            ++missing;
         }
     }
+    state_.cache.expect(missing);
     state_.counters.selected += s.selection.size();
 }
 

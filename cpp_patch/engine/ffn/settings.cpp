@@ -100,10 +100,10 @@ Status set_thresholds(const std::string & name, const std::string & value, doubl
 
 Status set_choice(Settings & s, const std::string & name, const std::string & value) {
     if (name == "policy") {
-        if (value != "budget" && value != "window") {
-            return bad(name, "budget or window", value);
+        if (value != "budget" && value != "window" && value != "score") {
+            return bad(name, "budget, window or score", value);
         }
-        s.policy = value == "budget" ? Policy::budget : Policy::window;
+        s.policy = value == "budget" ? Policy::budget : value == "window" ? Policy::window : Policy::score;
     } else if (name == "lookahead") {
         if (value != "on" && value != "off") {
             return bad(name, "on or off", value);

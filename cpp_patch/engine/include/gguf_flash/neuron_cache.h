@@ -11,6 +11,7 @@
 //     begin_ahead(); keep() what is cached; acquire_ahead() the rest; unpin() each when it has arrived.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -19,6 +20,7 @@ namespace gguf_flash {
 enum class Policy {
     budget, // evict the longest unused, only when room is needed
     window, // and, as in the paper, whatever none of the last k tokens selected
+    score,  // evict what has had the lowest scores of late, only when room is needed
 };
 
 // A neuron some token of the tick selected; token is the last one that did, from 0.
@@ -42,6 +44,12 @@ public:
     bool has_free_slot() const { return !free_.empty(); }
 
     void begin(uint32_t n_tokens);
+    // Policy::score: the tick's scores, [n_tokens, n_neurons] with this stride. They count from the next
+    // tick on, halving with each token. Before any, and for other policies, this does nothing.
+    void rate(const float * scores, size_t stride);
+    // How many slots acquire() or acquire_ahead() will be asked for, at most. Of Policy::score, to choose
+    // what to evict all at once; without it, it evicts as Policy::budget does.
+    void expect(uint32_t n_slots);
     // Protects a cached neuron, selected by this tick, from eviction until it is released.
     void touch(Selected s);
     // A slot for a neuron that is not cached, protected like a touched one: a free slot, else that
@@ -55,7 +63,7 @@ public:
     // Forgets a neuron whose weights did not arrive.
     void drop(uint32_t neuron);
     // Before a tick, for neurons that it will probably select. They count as selected by the last token.
-    void begin_ahead() { ++pass_; }
+    void begin_ahead();
     void keep(uint32_t neuron);
     // A pinned slot for a neuron that is not cached, at the cost of none that this pass keeps or
     // acquired; none if there is no such slot.
@@ -82,6 +90,7 @@ private:
     int32_t take_slot();
     int32_t take_released();
     int32_t oldest_unpinned() const;
+    int32_t take_worst();
     int32_t put(uint32_t neuron, uint64_t last);
 
     uint32_t n_slots_;
@@ -92,12 +101,15 @@ private:
     uint64_t tokens_before_ = 0; // tokens of all earlier ticks
     uint32_t tick_tokens_ = 0;   // tokens of this tick
     uint64_t pass_ = 0;          // looks ahead so far
+    bool looking_ahead_ = false; // between begin_ahead() and begin()
     int32_t oldest_ = none, newest_ = none;
     std::vector<int32_t> slot_of_; // per neuron
     std::vector<Slot> slots_;
     std::vector<int32_t> free_;
     std::vector<uint32_t> released_; // neurons of this tick whose slots may go, last in first out
     std::vector<Selected> order_;    // scratch of end()
+    std::vector<float> rating_;      // per neuron, for Policy::score
+    std::vector<int32_t> worst_;     // slots to evict next, the last one first
 };
 
 } // namespace gguf_flash
