@@ -83,8 +83,11 @@ struct Queue {
 };
 
 // Keeps the queue full for plan.seconds and counts what comes back, then empties it.
-Status drive(Reader & reader, const File & file, const Plan & plan, uint64_t & reads, double & seconds) {
+Status drive(Reader & reader, const std::shared_ptr<File> & shared, const Plan & plan, uint64_t & reads,
+             double & seconds) {
+    const File & file = *shared;
     Queue queue(file, plan);
+    reader.enlist({ shared }, { { queue.memory.get(), plan.size * uint64_t(plan.depth) } });
     std::vector<ReadOp *> done(queue.ops.size());
     const Clock::time_point begin = Clock::now();
     for (uint32_t slot = 0; slot < queue.ops.size(); ++slot) {
@@ -148,7 +151,7 @@ py::dict measure_reads(const std::string & path, const std::string & reader, boo
     Status status;
     {
         py::gil_scoped_release release;
-        status = drive(*made, *file, plan, reads, took);
+        status = drive(*made, file, plan, reads, took);
     }
     raise_if_failed(status);
     py::dict d;

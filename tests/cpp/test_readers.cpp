@@ -41,6 +41,33 @@ TEST_CASE("readers: random reads, more than the depth, scattered") {
     });
 }
 
+TEST_CASE("readers: enlisted files and memory, in part") {
+    KnownFile known, other;
+    for_each_reader([&](ReaderKind kind, int depth) {
+        for (const char * plan : { "", "short:3,again:5" }) {
+            std::unique_ptr<Reader> reader = open_reader(kind, depth, plan);
+            Random random(uint64_t(depth) + 3);
+            ReadBatch batch(*known.file), beside(*other.file);
+            batch.add_random(random, 60, 40000, 1);
+            batch.add_random(random, 30, 40000, 5);
+            beside.add_random(random, 30, 40000, 2);
+            std::vector<iovec> memory; // of every second read, pieces in no order, some cut short
+            for (size_t i = batch.size(); i-- > 0;) {
+                const iovec & first = batch.op(i).segments[0];
+                if (i % 2 == 0) {
+                    memory.push_back({ first.iov_base, i % 6 == 0 ? first.iov_len / 2 : first.iov_len });
+                }
+            }
+            reader->enlist({ known.file }, memory);
+            for (ReadBatch * b : { &batch, &beside }) {
+                b->submit(*reader);
+                b->collect(*reader, random);
+                b->check_all_right();
+            }
+        }
+    });
+}
+
 TEST_CASE("readers: a file system without direct I/O") {
     if (access("/dev/shm", W_OK) != 0) {
         return;

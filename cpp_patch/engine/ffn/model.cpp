@@ -129,13 +129,17 @@ Status Model::prepare() {
         }
         faults_ = plan.value();
     }
+    const Status status = allocate();
+    if (!status.ok()) {
+        return status;
+    }
     Result<std::unique_ptr<Session>> first = borrow(); // fails here rather than at the first token
     if (!first.ok()) {
         return first.status();
     }
     reader_name_ = std::string(first.value()->reader->name()) + (files_[0]->direct() ? ", direct" : ", buffered");
     give_back(std::move(first.value()));
-    return allocate();
+    return prepare_ahead();
 }
 
 // Decides ram_bytes_, and the bytes of it that are left for caches beyond the least.
@@ -239,7 +243,7 @@ Status Model::allocate() {
             return read;
         }
     }
-    return prepare_ahead();
+    return {};
 }
 
 // Reads ahead need more in flight than a call's own: nobody hands on the next while attention computes.
@@ -252,8 +256,17 @@ Status Model::prepare_ahead() {
     if (!reader.ok()) {
         return reader.status();
     }
+    enlist(*reader.value());
     ahead_ = std::make_unique<Ahead>(std::move(reader.value()));
     return {};
+}
+
+void Model::enlist(Reader & reader) const {
+    std::vector<iovec> memory;
+    for (const std::unique_ptr<LayerState> & layer : layers_) {
+        memory.push_back({ layer->slots.data(), layer->slots.bytes() });
+    }
+    reader.enlist(files_, memory);
 }
 
 int Model::index_of(uint32_t layer) const {
@@ -312,6 +325,7 @@ Result<std::unique_ptr<Session>> Model::borrow() {
     if (!reader.ok()) {
         return reader.status();
     }
+    enlist(*reader.value());
     return std::unique_ptr<Session>(new Session(std::move(reader.value())));
 }
 

@@ -43,6 +43,8 @@ struct Mapping {
     uint32_t * at(uint32_t offset) const { return reinterpret_cast<uint32_t *>(static_cast<char *>(address) + offset); }
 };
 
+constexpr size_t largest_buffer = size_t(1) << 30; // that the kernel registers
+
 class UringReader final : public Reader {
 public:
     UringReader(int depth, std::shared_ptr<FaultPlan> faults) : depth_(uint32_t(depth)), faults_(std::move(faults)) {}
@@ -83,6 +85,29 @@ public:
     }
 
     const char * name() const override { return "io_uring"; }
+
+    // Saves the kernel looking up pages and files for each read: a third of a read's processor time. Where it
+    // refuses (RLIMIT_MEMLOCK, old kernels), all works as before.
+    void enlist(const std::vector<std::shared_ptr<File>> & files, const std::vector<iovec> & memory) override {
+        std::vector<int> fds;
+        for (const std::shared_ptr<File> & file : files) {
+            fds.push_back(file->fd());
+        }
+        if (register_with(IORING_REGISTER_FILES, fds.data(), fds.size())) {
+            files_ = files;
+        }
+        for (const iovec & piece : memory) { // a buffer is at most so long
+            for (size_t at = 0; at < piece.iov_len; at += largest_buffer) {
+                buffers_.push_back(
+                    { static_cast<char *>(piece.iov_base) + at, std::min(largest_buffer, piece.iov_len - at) });
+            }
+        }
+        std::sort(buffers_.begin(), buffers_.end(),
+                  [](const iovec & a, const iovec & b) { return a.iov_base < b.iov_base; });
+        if (!register_with(IORING_REGISTER_BUFFERS, buffers_.data(), buffers_.size())) {
+            buffers_.clear();
+        }
+    }
 
     void submit(ReadOp * op) override { waiting_.push_back(op); }
 
@@ -149,17 +174,54 @@ private:
         waiting_.clear();
     }
 
+    bool register_with(unsigned what, const void * list, size_t n) const {
+        return n > 0 && syscall(__NR_io_uring_register, fd_, what, list, unsigned(n)) == 0;
+    }
+
     void prepare(uint32_t tail, ReadOp * op) {
         const uint32_t index = tail & sq_mask_;
         io_uring_sqe & sqe = static_cast<io_uring_sqe *>(sqes_.address)[index];
         std::memset(&sqe, 0, sizeof(sqe));
-        sqe.opcode = IORING_OP_READV;
-        sqe.fd = op->file->fd();
+        const iovec & first = op->segments[op->first];
+        const int buffer = op->first + 1 == op->n_segments ? buffer_of(first) : -1;
+        if (buffer >= 0) {
+            sqe.opcode = IORING_OP_READ_FIXED;
+            sqe.addr = reinterpret_cast<uint64_t>(first.iov_base);
+            sqe.len = uint32_t(first.iov_len);
+            sqe.buf_index = uint16_t(buffer);
+        } else {
+            sqe.opcode = IORING_OP_READV;
+            sqe.addr = reinterpret_cast<uint64_t>(op->segments + op->first);
+            sqe.len = uint32_t(op->n_segments - op->first);
+        }
+        set_file(sqe, *op->file);
         sqe.off = op->offset + op->got;
-        sqe.addr = reinterpret_cast<uint64_t>(op->segments + op->first);
-        sqe.len = uint32_t(op->n_segments - op->first);
         sqe.user_data = reinterpret_cast<uint64_t>(op);
         sq_array_[index] = index;
+    }
+
+    void set_file(io_uring_sqe & sqe, const File & file) const {
+        sqe.fd = file.fd();
+        for (size_t i = 0; i < files_.size(); ++i) {
+            if (files_[i].get() == &file) {
+                sqe.fd = int(i);
+                sqe.flags |= IOSQE_FIXED_FILE;
+            }
+        }
+    }
+
+    // The registered buffer that a segment lies in, or -1.
+    int buffer_of(const iovec & segment) const {
+        const char * begin = static_cast<const char *>(segment.iov_base);
+        auto after = std::upper_bound(buffers_.begin(), buffers_.end(), begin, [](const char * at, const iovec & b) {
+            return at < static_cast<const char *>(b.iov_base);
+        });
+        if (after == buffers_.begin()) {
+            return -1;
+        }
+        const iovec & buffer = *--after;
+        const char * end = static_cast<const char *>(buffer.iov_base) + buffer.iov_len;
+        return begin + segment.iov_len <= end ? int(after - buffers_.begin()) : -1;
     }
 
     size_t reap(ReadOp ** done, size_t max) {
@@ -197,8 +259,10 @@ private:
     uint32_t * cq_tail_ = nullptr;
     io_uring_cqe * cqes_ = nullptr;
     uint32_t sq_mask_ = 0, cq_mask_ = 0;
-    uint32_t in_flight_ = 0;   // in the ring or with the kernel
-    uint32_t unsubmitted_ = 0; // of these, not yet seen by the kernel
+    uint32_t in_flight_ = 0;                   // in the ring or with the kernel
+    uint32_t unsubmitted_ = 0;                 // of these, not yet seen by the kernel
+    std::vector<std::shared_ptr<File>> files_; // registered, by index
+    std::vector<iovec> buffers_;               // registered, by index, ascending
     std::deque<ReadOp *> waiting_;
     std::deque<ReadOp *> refused_; // failed before the kernel saw them
 };

@@ -122,6 +122,7 @@ private:
     uint64_t slot_bytes(size_t index) const;
     Status allocate();
     Status prepare_ahead();
+    void enlist(Reader & reader) const;
 
     Layout layout_;
     Settings settings_;

@@ -77,6 +77,9 @@ class Reader {
 public:
     virtual ~Reader() = default;
     virtual const char * name() const = 0;
+    // Files that will be read and memory that will be read into, alive as long as the reader: what lies
+    // in them may take a shorter way. Pins the memory. Call once, with nothing in flight.
+    virtual void enlist(const std::vector<std::shared_ptr<File>> &, const std::vector<iovec> &) {}
     // Queues an operation; at most depth are with the device at once, the rest wait inside.
     virtual void submit(ReadOp * op) = 0;
     // Hands queued operations to the device. Called by poll and wait too.
