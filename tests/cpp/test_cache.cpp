@@ -113,7 +113,7 @@ void tick(Pair & p, Random & random) {
             make_room(p, random, selection);
         }
     }
-    p.cache.end(selection);
+    p.cache.end();
     p.plain.end();
     p.same();
 }
@@ -144,7 +144,7 @@ TEST_CASE("cache: the window is the last k tokens, whatever the ticks") {
         for (const Selected & s : selection) {
             cache.slot(s.neuron) == NeuronCache::none ? void(cache.acquire(s)) : cache.touch(s);
         }
-        cache.end(selection);
+        cache.end();
     };
     run(3, { { 0, 0 }, { 1, 1 }, { 2, 2 } });
     CHECK(cache.slot(0) == NeuronCache::none); // only the first of three tokens wanted it
@@ -194,7 +194,7 @@ TEST_CASE("cache: a scan longer than the cache keeps most of it") {
             }
             cache.release(s.neuron);
         }
-        cache.end(all);
+        cache.end();
     }
     CHECK(hits > 9 * 40);
 }
@@ -257,7 +257,7 @@ TEST_CASE("cache: policy score evicts what has scored lowest of late") {
             for (Selected s : selection) {
                 REQUIRE((cache.slot(s.neuron) != NeuronCache::none || cache.acquire(s) != NeuronCache::none));
             }
-            cache.end(selection);
+            cache.end();
             cache.rate(scores.data(), n);
             plain.tick(scores, selection);
             for (uint32_t i = 0; i < n; ++i) {
@@ -310,7 +310,7 @@ TEST_CASE("cache: a look ahead takes no slot of its own, of a read under way, or
                 cache.expect(1);
                 REQUIRE((cache.acquire(s) != NeuronCache::none || pinned.size() >= 16));
             }
-            cache.end({ s });
+            cache.end();
             for (uint32_t i : pinned) {
                 REQUIRE(cache.slot(i) != NeuronCache::none);
                 REQUIRE(cache.pinned(i));

@@ -18,7 +18,7 @@ constexpr uint32_t least_slots = 64;
 // Readers with scratch kept for the next call; more exist only while more calls run at once.
 constexpr size_t kept_sessions = 2;
 
-constexpr int ahead_depth = 240; // below the requests a virtual disk takes at once
+constexpr int ahead_depth = 512; // a layer of misses: nobody hands on the next while attention computes
 
 // What an automatic budget leaves to the KV cache, the compute buffers and everybody else.
 constexpr double automatic_share = 0.75;

@@ -131,7 +131,7 @@ void FfnRun::begin() {
 
 void FfnRun::finish() {
     const Clock::time_point t = Clock::now();
-    state_.cache.end(session().selection);
+    state_.cache.end();
     if (in_.scores != nullptr && !failed()) {
         state_.cache.rate(in_.scores, in_.scores_stride);
     }

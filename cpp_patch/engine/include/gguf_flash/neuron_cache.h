@@ -1,9 +1,8 @@
 // Which neurons of one layer are in RAM, and in which slot. Holds indices only, no weights.
 //
-// Invariants: every slot is free or holds one neuron; a neuron is in at most one slot; the list of
-// used slots is ordered by (token that last selected the neuron, neuron); never more than n_slots
-// neurons are cached. Nothing is allocated after construction. Not thread-safe: the layer's lock is
-// held from begin() to end().
+// Invariants: every slot is free or holds one neuron; a neuron is in at most one slot; never more than
+// n_slots neurons are cached. A hit costs one store; what to evict is found for a whole tick at once.
+// Nothing is allocated after construction. Not thread-safe: the layer's lock is held from begin() to end().
 //
 // A tick is one FFN call of one or more tokens:
 //     begin(n_tokens); touch() every hit; acquire() every miss, release() what is computed; end().
@@ -37,7 +36,7 @@ public:
     NeuronCache(uint32_t n_neurons, uint32_t n_slots, Policy policy, uint32_t window);
 
     uint32_t n_slots() const { return n_slots_; }
-    uint32_t n_cached() const { return n_cached_; }
+    uint32_t n_cached() const { return n_slots_ - uint32_t(free_.size()); }
     uint64_t evictions() const { return evictions_; }
     // The neuron's slot, or none.
     int32_t slot(uint32_t neuron) const { return slot_of_[neuron]; }
@@ -47,8 +46,8 @@ public:
     // Policy::score: the tick's scores, [n_tokens, n_neurons] with this stride. They count from the next
     // tick on, halving with each token. Before any, and for other policies, this does nothing.
     void rate(const float * scores, size_t stride);
-    // How many slots acquire() or acquire_ahead() will be asked for, at most. Of Policy::score, to choose
-    // what to evict all at once; without it, it evicts as Policy::budget does.
+    // How many slots acquire() or acquire_ahead() will be asked for. Not needed, but one search for them
+    // all is faster than several.
     void expect(uint32_t n_slots);
     // Protects a cached neuron, selected by this tick, from eviction until it is released.
     void touch(Selected s);
@@ -71,43 +70,39 @@ public:
     // Pinned: a read into the slot is under way, so that it cannot be given away.
     bool pinned(uint32_t neuron) const { return slots_[slot_of_[neuron]].pinned; }
     void unpin(uint32_t neuron) { slots_[slot_of_[neuron]].pinned = false; }
-    // Orders what this tick selected, then applies the window. selection ascends by neuron.
-    void end(const std::vector<Selected> & selection);
+    // Applies the window.
+    void end();
 
 private:
     struct Slot {
-        uint32_t neuron;
-        int32_t older, newer; // neighbours in the list of used slots
-        uint64_t last;        // number of the token that selected it last, from 1
-        uint64_t pass;        // the look ahead that last kept or acquired it
-        bool released;        // may be given away within this tick
-        bool pinned;
+        uint32_t neuron = 0;
+        bool used = false;
+        bool released = false; // may be given away within this tick
+        bool pinned = false;
+        uint64_t last = 0; // number of the token that selected it last, from 1
+        uint64_t pass = 0; // the look ahead that last kept or acquired it
     };
 
-    void unlink(int32_t slot);
-    void append(int32_t slot);
+    bool may_go(const Slot & slot) const;
+    void list_worst(size_t most, bool in_order);
+    bool evict_worst();
+    bool evict_released();
     void evict(int32_t slot);
-    int32_t take_slot();
-    int32_t take_released();
-    int32_t oldest_unpinned() const;
-    int32_t take_worst();
     int32_t put(uint32_t neuron, uint64_t last);
 
     uint32_t n_slots_;
     Policy policy_;
     uint32_t window_;
-    uint32_t n_cached_ = 0;
     uint64_t evictions_ = 0;
-    uint64_t tokens_before_ = 0; // tokens of all earlier ticks
-    uint32_t tick_tokens_ = 0;   // tokens of this tick
-    uint64_t pass_ = 0;          // looks ahead so far
-    bool looking_ahead_ = false; // between begin_ahead() and begin()
-    int32_t oldest_ = none, newest_ = none;
+    uint64_t tokens_before_ = 0;   // tokens of all earlier ticks
+    uint32_t tick_tokens_ = 0;     // tokens of this tick
+    uint64_t pass_ = 0;            // looks ahead so far
+    bool looking_ahead_ = false;   // between begin_ahead() and begin()
+    bool all_listed_ = false;      // worst_ has every slot that may still go in this tick or look ahead
     std::vector<int32_t> slot_of_; // per neuron
     std::vector<Slot> slots_;
     std::vector<int32_t> free_;
     std::vector<uint32_t> released_; // neurons of this tick whose slots may go, last in first out
-    std::vector<Selected> order_;    // scratch of end()
     std::vector<float> rating_;      // per neuron, for Policy::score
     std::vector<int32_t> worst_;     // slots to evict next, the last one first
 };
