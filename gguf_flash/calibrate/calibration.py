@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from gguf_flash.calibrate.recording import RecordedLayer, Recording
 from gguf_flash.calibrate.selection import (
     curve_slots,
+    filling,
     loads_per_token,
     miss_curve,
     window_capacity,
@@ -253,7 +254,7 @@ class _Work:
             "false_negatives": rates.false_negatives,
             "false_positives": rates.false_positives,
             "miss_slots": slots,
-            "miss_curve": miss_curve(selected, slots),
+            "miss_curve": miss_curve(selected, slots, filling(len(selected))),
         }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["curve_slots", "loads_per_token", "miss_curve", "window_capacity"]
+__all__ = ["curve_slots", "filling", "loads_per_token", "miss_curve", "window_capacity"]
 
 Selection = NDArray[np.bool_]
 
@@ -39,31 +39,38 @@ def window_capacity(selected: Selection, window: int) -> int:
     return _last_uses(selected, window)[1]
 
 
-def curve_slots(n_ff: int, points: int = 8) -> list[int]:
-    """Numbers of slots for a miss curve: `points` equal steps up to the whole layer."""
-    return [max(1, n_ff * (i + 1) // points) for i in range(points)]
+def curve_slots(n_ff: int, points: int = 16) -> list[int]:
+    """Numbers of slots for a miss curve: up to the whole layer, closer where there are few.
+
+    A curve bends where a token's and a window's neurons begin to fit, which is far below half.
+    """
+    return [max(1, n_ff * (i + 1) ** 2 // points**2) for i in range(points)]
 
 
-def miss_curve(selected: Selection, slots: Sequence[int]) -> list[float]:
+def filling(tokens: int) -> int:
+    """How many of so many tokens fill the cache before misses of a stored curve are counted."""
+    return tokens // 2
+
+
+def miss_curve(selected: Selection, slots: Sequence[int], warm: int = 0) -> list[float]:
     """Mean neurons missed per token with each number of `slots`, the longest unused evicted.
 
-    Of a token that selects more than there are slots, only as many neurons stay cached.
+    Of a token that selects more than there are slots, only as many neurons stay cached. The first
+    `warm` tokens fill the cache and are not counted.
+
+    The neurons that a cache of n slots holds are the n used last, so where a neuron stands in that
+    order tells for every n at once whether it is missed.
     """
-    return [_misses(selected, n) for n in slots]
-
-
-def _misses(selected: Selection, slots: int) -> float:
     n_ff = selected.shape[1]
-    if slots >= n_ff:  # nothing is ever evicted: each neuron misses once
-        return int(np.count_nonzero(selected.any(axis=0))) / max(1, len(selected))
-    last = np.full(n_ff, -1, np.int64)  # -1: not cached
-    misses = 0
+    used_last = np.empty(0, np.int64)  # neurons, the one used last first
+    place = np.full(n_ff, n_ff, np.int64)  # of each neuron in it; n_ff: not used yet
+    found = np.zeros(n_ff + 1, np.int64)
     for tick, now in enumerate(selected):
-        misses += int(np.count_nonzero(now & (last < 0)))
-        last[now] = tick
-        excess = int(np.count_nonzero(last >= 0)) - slots
-        if excess > 0:
-            cached = np.flatnonzero(last >= 0)
-            oldest = np.argsort(last[cached], kind="stable")[:excess]
-            last[cached[oldest]] = -1
-    return misses / max(1, len(selected))
+        chosen = np.flatnonzero(now)
+        if tick >= warm:
+            found += np.bincount(place[chosen], minlength=n_ff + 1)
+        used_last = np.concatenate((chosen[::-1], used_last[~now[used_last]]))
+        place[used_last] = np.arange(len(used_last))
+    hits = np.concatenate(([0], np.cumsum(found[:n_ff])))
+    counted = max(1, len(selected) - warm)
+    return [int(found.sum() - hits[min(n, n_ff)]) / counted for n in slots]

@@ -15,6 +15,7 @@ from gguf_flash.calibrate.calibration import GRID, Target, calibrate
 from gguf_flash.calibrate.recording import Recording
 from gguf_flash.calibrate.selection import (
     curve_slots,
+    filling,
     loads_per_token,
     miss_curve,
     window_capacity,
@@ -114,7 +115,7 @@ def test_what_is_stored(planted: tuple[Recording, Predictor]) -> None:
         assert found["capacity"][i] == window_capacity(chosen, 3)
         assert found["active"][i] == active.mean() and found["selected"][i] == chosen.mean()
         assert found["miss_slots"][i] == slots
-        assert found["miss_curve"][i] == miss_curve(chosen, slots)
+        assert found["miss_curve"][i] == miss_curve(chosen, slots, filling(HELD_OUT))
     assert {len(v) for v in found.values() if isinstance(v, list)} == {2}
 
 

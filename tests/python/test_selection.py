@@ -60,13 +60,13 @@ def test_a_longer_window_loads_less_and_holds_more(drawn: tuple[Selections, int]
     assert loads[-1] == capacity[-1] / len(selected)  # each of it loaded once
 
 
-def lru_misses(tokens: Selections, slots: int) -> int:
+def lru_misses(tokens: Selections, slots: int, warm: int = 0) -> int:
     """The longest unused leaves, of equals the lowest; of a working set too large, too."""
     last: OrderedDict[int, None] = OrderedDict()  # oldest first
     misses = 0
-    for now in tokens:
+    for tick, now in enumerate(tokens):
         for neuron in sorted(now):
-            misses += neuron not in last
+            misses += tick >= warm and neuron not in last
             last.pop(neuron, None)
             last[neuron] = None
         while len(last) > slots:
@@ -82,6 +82,16 @@ def test_misses_of_a_cache(drawn: tuple[Selections, int]) -> None:
     found = miss_curve(as_array(tokens, n_ff), slots)
     assert found == [lru_misses(tokens, n) / len(tokens) for n in slots]
     assert found == sorted(found, reverse=True)
+
+
+@given(selections(), st.integers(0, 30))
+def test_misses_of_a_filled_cache(drawn: tuple[Selections, int], warm: int) -> None:
+    """The first tokens fill it and do not count."""
+    tokens, n_ff = drawn
+    slots = list(range(1, n_ff + 2))
+    counted = max(1, len(tokens) - warm)
+    expected = [lru_misses(tokens, n, warm) / counted for n in slots]
+    assert miss_curve(as_array(tokens, n_ff), slots, warm) == expected
 
 
 def test_a_working_set_larger_than_the_cache() -> None:
