@@ -10,6 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gguf_flash.bench.measure import Shares, mean, measure
 from gguf_flash.bench.planting import Plant, calibrate
 from gguf_flash.bench.shapes import TYPES, Shape, Targets, least_tokens
@@ -20,6 +23,12 @@ from gguf_flash.bench.weights import (
     fit_layers,
     matrices,
     predictor_layer,
+)
+from gguf_flash.calibrate.selection import (
+    curve_slots,
+    filling,
+    miss_curve,
+    window_capacity,
 )
 from gguf_flash.errors import ArgumentError, IoError
 from gguf_flash.format.container import Value, encode_value
@@ -68,10 +77,12 @@ def make_model(
     label = f"planted {shape.name} {kind}, {100 * targets.active:g} % active, seed {seed}"
     _write_dense(out / "dense.gguf", shape, plant, seed, ggml, label, report)
     predictor = _predictor(out / "dense.gguf", shape, plant, seed, label)
+    curves = _Curves(targets.window)
     measured = measure(
         out / "dense.gguf", predictor, tokens=tokens, window=targets.window, seed=seed,
-        threads=threads, progress=report,
+        threads=threads, watch=curves.add, progress=report,
     )  # fmt: skip
+    predictor.training["calibration"] = _calibration(label, measured, curves)
     _write_flash(out, predictor, ggml, report)
     result = _account(label, shape, kind, seed, targets, plant, measured)
     result["seconds"] = round(time.monotonic() - began, 1)
@@ -85,6 +96,41 @@ def planted_label(model: Path | str) -> str:
 
     value = read_set(Path(model), versions=(2, 3))[0].kv.get(LABEL_KEY)
     return str(value.decode()) if value is not None and value.type == "str" else ""
+
+
+class _Curves:
+    """What each layer's selection asks of its cache: what `calibrate` measures of trained ones."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.capacity: list[int] = []
+        self.miss_slots: list[list[int]] = []
+        self.miss_curve: list[list[float]] = []
+
+    def add(self, layer: int, selected: NDArray[np.bool_]) -> None:
+        """Of the next layer: bool [tokens, n_ff]."""
+        slots = curve_slots(selected.shape[1])
+        self.capacity.append(window_capacity(selected, self.window))
+        self.miss_slots.append(slots)
+        self.miss_curve.append(miss_curve(selected, slots, filling(len(selected))))
+
+
+def _calibration(label: str, measured: list[Shares], curves: _Curves) -> dict[str, Any]:
+    """What the flash-GGUF says under flash_ffn.calibration."""
+    active = np.array([s.active for s in measured])
+    missed = np.array([s.false_negatives for s in measured])
+    selected = np.array([s.predicted for s in measured])
+    wrong = (selected - active * (1 - missed)) / (1 - active)
+    return {
+        "text": f"random tokens, {label}",
+        "tokens": measured[0].tokens,
+        "target": "planted",
+        "active": active.tolist(),
+        "selected": selected.tolist(),
+        "false_negatives": missed.tolist(),
+        "false_positives": np.maximum(wrong, 0).tolist(),
+        **vars(curves),
+    }
 
 
 def _checked_type(kind: str) -> GgmlType:

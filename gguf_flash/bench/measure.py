@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gguf_flash.bench.planting import neuron_shares, random
 from gguf_flash.bench.shapes import LEAD, Targets, least_tokens
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from gguf_flash._core import Recorder
 
 __all__ = ["Shares", "mean", "measure", "random_tokens"]
+
+# Called with a layer and what its predictor selects: bool [tokens, n_ff].
+Watch = Callable[[int, NDArray[np.bool_]], None]
 
 _BATCH = 128
 _SPECIAL = (256, 257)  # of a planted vocabulary
@@ -57,11 +62,13 @@ def measure(
     window: int = 5,
     seed: int = 0,
     threads: int | None = None,
+    watch: Watch | None = None,
     progress: Progress | None = None,
 ) -> list[Shares]:
     """Run the dense model on random tokens and see what its predictor selects, layer by layer.
 
-    Each batch of 128 tokens reads the model once. The first LEAD tokens are not counted. Raises
+    Each batch of 128 tokens reads the model once. The first LEAD tokens are not counted.
+    `watch` is shown each layer's selection of the others, in the order of layers. Raises
     what running and recording raise, and ArgumentError for too few tokens.
     """
     from gguf_flash._core import Recorder
@@ -85,7 +92,7 @@ def measure(
             report(start + len(part), tokens, "measuring")
     if len(recorder.layers) != len(layers):
         raise UnsupportedError(f"'{dense}' did not compute all the layers of its predictor")
-    return [_shares(recorder, predictor, n, n_ff, window) for n, n_ff in layers]
+    return [_shares(recorder, predictor, n, n_ff, window, watch) for n, n_ff in layers]
 
 
 def random_tokens(session: Session, count: int, seed: int) -> list[int]:
@@ -103,10 +110,15 @@ def mean(shares: list[Shares]) -> Shares:
     return Shares(shares[0].tokens, **values)
 
 
-def _shares(recorder: Recorder, predictor: Predictor, layer: int, n_ff: int, window: int) -> Shares:
+def _shares(
+    recorder: Recorder, predictor: Predictor, layer: int, n_ff: int, window: int,
+    watch: Watch | None,
+) -> Shares:  # fmt: skip
     bits = recorder.active(layer)[LEAD:]
     active = np.unpackbits(bits, axis=1, count=n_ff, bitorder="little").view(np.bool_)
     selected = predictor.layers[layer].selected(recorder.x(layer)[LEAD:])
+    if watch is not None:
+        watch(layer, selected)
     used, new = neuron_shares(selected, window)
     missed = float((active & ~selected).sum() / max(1, active.sum()))
     return Shares(len(active), float(active.mean()), float(selected.mean()), missed, used, new)

@@ -19,6 +19,7 @@ from gguf_flash.bench.make_model import make_model, planted_label
 from gguf_flash.bench.measure import Shares
 from gguf_flash.bench.planting import attention, neuron_shares
 from gguf_flash.bench.shapes import SHAPES, Targets, custom_shape
+from gguf_flash.calibrate.selection import curve_slots
 from gguf_flash.errors import ArgumentError
 from gguf_flash.format.reader import read_layout
 
@@ -184,3 +185,23 @@ def test_attention_is_causal_and_settles() -> None:
 def test_misses_name_the_target() -> None:
     shares = Shares(100, 0.03, 0.2, 0.05, 0.24, 0.024)
     assert shares.misses(Targets(), 0.1) == ["predicted is 0.2000, planted was 0.1000"]
+
+
+def test_a_planted_file_has_its_miss_curves(planted: Path) -> None:
+    """As calibrate stores them of a trained predictor; measured on what make-model ran."""
+    made = json.loads((planted / "planted.json").read_text())
+    c = read_layout(planted / "flash.gguf").calibration
+    assert c is not None and c.tokens == made["measured"]["tokens"] and c.window == 5
+    for i, layer in enumerate(made["layers"]):
+        assert c.rates["selected"][i] == pytest.approx(layer["predicted"], rel=1e-6)
+        assert c.rates["false_negatives"][i] == pytest.approx(layer["false_negatives"], rel=1e-6)
+        found = c.rates["active"][i] * (1 - c.rates["false_negatives"][i])
+        found += c.rates["false_positives"][i] * (1 - c.rates["active"][i])
+        assert found == pytest.approx(layer["predicted"], rel=1e-4)
+        assert c.miss_slots[i] == tuple(curve_slots(1024))
+        curve = c.miss_curve[i]
+        assert list(curve) == sorted(curve, reverse=True)
+        assert 0.7 * layer["predicted"] < curve[0] / 1024 < 1.3 * layer["predicted"]  # 4 slots
+        # A cache of what five tokens use misses about what none of the five before had selected.
+        at = np.interp(c.capacity[i], c.miss_slots[i], curve) / 1024
+        assert 0.3 * layer["new"] < at < 1.5 * layer["new"]
