@@ -16,6 +16,7 @@ VERBS = (
     "verify",
     "inspect",
     "run",
+    "plan",
     "perplexity",
     "collect",
     "train",
