@@ -146,7 +146,7 @@ def _heading(report: dict[str, Any]) -> list[str]:
         f"least RAM: {report['floor_bytes']} bytes ({format_size(report['floor_bytes'])});"
         f" all in RAM, dense: {format_size(report['dense_bytes'])},"
         f" about {report['dense_tokens_per_s']:.3g} tokens/s",
-        f"reading bundle by bundle pays up to {100 * report['break_even_share']:.0f} % of a layer",
+        f"reading bundle by bundle pays up to {100 * report['break_even_share']:.2g} % of a layer",
     ]
     if report["planted"]:
         lines.insert(1, f"PLANTED model, no trained weights: {report['planted']}")

@@ -69,7 +69,7 @@ def _above(facts: Facts, share: float, limit: float, rate: float, whole: float) 
         "gate": "convert it with --select all",
     }[facts.layout.select]
     head = (
-        f"a token misses {100 * share:.0f} % of the neurons, and above {100 * limit:.0f} % reading"
+        f"a token misses {100 * share:.0f} % of the neurons, and above {100 * limit:.2g} % reading"
         " whole layers in sequence takes less time on this device: "
     )
     if whole > rate:
