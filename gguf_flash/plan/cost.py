@@ -117,12 +117,13 @@ def token_cost(
 def _requests(x: LayerFacts, curve: MissCurve, slots: int, missed: float) -> float:
     """Reads of so many missed neurons of a layer: neighbours go together, up to a limit.
 
-    Misses fall anywhere, so that of m among n, the one after a miss is another in m of n cases. A
-    working set larger than the cache comes in waves, and ends a read with each.
+    Misses fall anywhere, so that of m among n, the one after a miss is another in m of n cases; but
+    where all neurons are selected, those that are not cached lie side by side. A working set larger than the cache comes in waves, and ends a read with each.
     """
     if not x.merges:
         return missed
-    apart = missed * max(0.0, x.n_ff - missed + 1) / x.n_ff
+    scattered = curve.selected < x.n_ff
+    apart = missed * max(0.0, x.n_ff - missed + 1) / x.n_ff if scattered else 0.0
     waves = 0.0
     if curve.selected > slots:
         waves = missed / max(1.0, slots / _GIVEN_UP)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from test_plan import report
 from gguf_flash import _core
 from gguf_flash.bench.measure import random_tokens
 from gguf_flash.bench.shapes import LEAD
-from gguf_flash.calibrate import Target, calibrate
+from gguf_flash.calibrate.calibration import Target, calibrate
 from gguf_flash.calibrate.recording import Recording
 from gguf_flash.calibrate.selection import filling
 from gguf_flash.converters import convert
@@ -77,9 +78,11 @@ def per_token(
 def check_counts(plan: Planner, found: dict[str, float], slots: list[int], within: float) -> None:
     cost = plan.steady(slots)
     assert cost.selected == pytest.approx(found["selected"], rel=0.05)
-    assert cost.misses == pytest.approx(found["misses"], rel=within)
-    assert cost.bytes == pytest.approx(found["bytes_read"], rel=within)
-    assert cost.requests == pytest.approx(found["requests"], rel=2 * within)
+    one = 0.01 * found["selected"]  # what is near nothing need not be near in proportion
+    stride = plan.facts.stride
+    assert cost.misses == pytest.approx(found["misses"], rel=within, abs=one)
+    assert cost.bytes == pytest.approx(found["bytes_read"], rel=within, abs=one * stride)
+    assert cost.requests == pytest.approx(found["requests"], rel=2 * within, abs=one)
 
 
 @pytest.mark.parametrize("ram", ["25%", "40%", "60%"])
@@ -212,7 +215,7 @@ def test_command(cli: Cli, planted: Path, tmp_path: Path) -> None:
     assert "give at least" in found["points"][-1]["error"]
     assert found["points"][0]["first"]["tokens"] == 64
     rates = [p["tokens_per_s"] for p in found["points"][:-1]]
-    assert rates == sorted(rates)
+    assert all(b > a * (1 - 1e-9) for a, b in pairwise(rates))
     shown = cli(*words).stdout
     assert "PLANTED model" in shown and "least RAM: " in shown and "slots of the layers" in shown
     assert str(found["floor_bytes"]) in shown
