@@ -118,7 +118,8 @@ def _requests(x: LayerFacts, curve: MissCurve, slots: int, missed: float) -> flo
     """Reads of so many missed neurons of a layer: neighbours go together, up to a limit.
 
     Misses fall anywhere, so that of m among n, the one after a miss is another in m of n cases; but
-    where all neurons are selected, those that are not cached lie side by side. A working set larger than the cache comes in waves, and ends a read with each.
+    where all neurons are selected, those that are not cached lie side by side. A working set
+    larger than the cache comes in waves, and ends a read with each.
     """
     if not x.merges:
         return missed
