@@ -116,12 +116,12 @@ def _show(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=max(120, Console().width))
     for line in _heading(report):
         console.print(line, markup=False, soft_wrap=True)
     table = Table(caption="ms per token: resident, FFN, disk, and what of it other work hides")
     for column in _COLUMNS:
-        table.add_column(column, justify="left" if column == "binds" else "right")
+        table.add_column(column, justify="left" if column == "binds" else "right", no_wrap=True)
     points = [p for p in report["points"] if not p["error"]]
     for p in points:
         table.add_row(*_row(p))
