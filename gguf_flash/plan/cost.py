@@ -31,6 +31,7 @@ class Costs:
     sweep_share, ffn_share: of the memory bandwidth that products with resident matrices reach, and
     with single neurons. layer_s: seconds a layer takes for waiting and bookkeeping. ffn_overlap,
     sweep_overlap: shares of that work during which reads are in flight. depth: reads in flight.
+    gap: bytes between two missed neurons that are read through to save a request, as in the engine.
     """
 
     sweep_share: float = 0.75
@@ -39,6 +40,7 @@ class Costs:
     ffn_overlap: float = 1.0
     sweep_overlap: float = 0.0
     depth: int = 32
+    gap: int = 12 << 10
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,11 @@ def token_cost(
     """Of a token that misses so many neurons of each layer."""
     nbytes = requests = read_s = ffn_bytes = selected = 0.0
     for x, curve, have, missed in zip(facts.layers, curves, slots, misses, strict=True):
-        count = _requests(x, curve, have, missed)
-        nbytes += missed * x.slot_bytes
+        count, through = _requests(x, curve, have, missed, costs.gap)
+        layer_bytes = (missed + through) * x.slot_bytes
+        nbytes += layer_bytes
         requests += count
-        read_s += _read_s(missed * x.slot_bytes, count, device, costs.depth)
+        read_s += _read_s(layer_bytes, count, device, costs.depth)
         selected += curve.selected
         used = curve.selected if x.active is None else min(curve.selected, x.active * x.n_ff)
         ffn_bytes += curve.selected * x.row_bytes + used * x.down_bytes
@@ -114,22 +117,27 @@ def token_cost(
     return TokenCost(selected, sum(misses), nbytes, requests, *(1000 * t for t in times))
 
 
-def _requests(x: LayerFacts, curve: MissCurve, slots: int, missed: float) -> float:
-    """Reads of so many missed neurons of a layer: neighbours go together, up to a limit.
+def _requests(
+    x: LayerFacts, curve: MissCurve, slots: int, missed: float, gap: int
+) -> tuple[float, float]:
+    """Reads of so many missed neurons of a layer, and neurons between them that are read, too.
 
-    Misses fall anywhere, so that of m among n, the one after a miss is another in m of n cases; but
-    where all neurons are selected, those that are not cached lie side by side. A working set
-    larger than the cache comes in waves, and ends a read with each.
+    Neighbours go together, up to a limit. Misses fall anywhere, so that of m among n, the next
+    neuron is another in m of n cases, the one after it as often; but where all neurons are
+    selected, those that are not cached lie side by side. A working set larger than the cache comes
+    in waves, and ends a read with each.
     """
     if not x.merges:
-        return missed
-    scattered = curve.selected < x.n_ff
-    apart = missed * max(0.0, x.n_ff - missed + 1) / x.n_ff if scattered else 0.0
-    waves = 0.0
+        return missed, 0.0
+    apart = through = waves = 0.0
+    if curve.selected < x.n_ff:
+        chance, between = min(1.0, max(0.0, missed - 1) / x.n_ff), gap // x.stride
+        apart = missed * (1 - chance) ** (between + 1)
+        through = missed * sum(k * chance * (1 - chance) ** k for k in range(1, between + 1))
     if curve.selected > slots:
         waves = missed / max(1.0, slots / _GIVEN_UP)
     full = missed / max(1, min(_MOST_MERGED, _READ_LIMIT // x.stride)) + waves / 2
-    return min(missed, max(apart, full, waves))
+    return min(missed, max(apart, full, waves)), through
 
 
 def _read_s(nbytes: float, requests: float, device: DeviceProfile, depth: int) -> float:

@@ -103,8 +103,10 @@ void FlashFile::add_predictor_keys() {
     for (const char * rate : { "active", "selected", "false_negatives", "false_positives" }) {
         image.set(prefix + rate, f32_array(std::vector<float>(n, 0.25f)));
     }
-    image.set(prefix + "miss_slots", u32_array(std::vector<uint32_t>(2 * n, 64)));
-    image.set(prefix + "miss_curve", f32_array(std::vector<float>(2 * n, 1.5f)));
+    if (!p.miss_slots.empty()) {
+        image.set(prefix + "miss_slots", u32_array(p.miss_slots));
+        image.set(prefix + "miss_curve", f32_array(p.miss_curve));
+    }
 }
 
 void FlashFile::add_layer(size_t index, Random & random) {

@@ -12,6 +12,8 @@ struct PredictorSpec {
     ggml_type a = GGML_TYPE_F16, b = GGML_TYPE_F16;
     std::vector<float> thresholds;    // one per layer; none: 0.5, which about half of the neurons pass
     std::vector<uint32_t> capacities; // none, or one per layer
+    std::vector<uint32_t> miss_slots; // with capacities: none, or as many for each layer
+    std::vector<float> miss_curve;
 };
 
 struct FlashSpec {

@@ -110,6 +110,23 @@ TEST_CASE("predictor counters: hits, evictions, requests and bytes as a replay p
     }
 }
 
+// Against every other share of real files: tests/python/test_plan.py and test_plan_model.py.
+TEST_CASE("predictor slots: along the miss curves, steepest first, what is left to all alike") {
+    FlashSpec spec = layers_of({ { 500, 500 }, { 100, 100 } });
+    spec.predictor.miss_slots = { 64, 128, 300, 64, 128, 300 };
+    spec.predictor.miss_curve = { 100, 40, 40, 100, 70, 10 };
+    const StoredFlash stored(spec);
+    const uint64_t least = least_ram(stored.path), slot = stats_with(stored, least).layers[0].slot_bytes;
+    auto slots = [&](uint64_t more) {
+        const Stats stats = stats_with(stored, least + more);
+        return std::vector<uint32_t>{ stats.layers[0].slots, stats.layers[1].slots };
+    };
+    CHECK((slots(0) == std::vector<uint32_t>{ 64, 64 }));
+    CHECK((slots(10 * slot) == std::vector<uint32_t>{ 74, 64 })); // 0.66 misses a slot, the other layer's 0.43
+    CHECK(slots(64 * slot)[0] == 128);
+    CHECK((slots(uint64_t(1) << 30) == std::vector<uint32_t>{ 500, 500 }));
+}
+
 TEST_CASE("predictor slots: up to what calibration saw, the same share of the way") {
     for (const Sizes & sizes : all_sizes) {
         const StoredFlash stored(layers_of(sizes));

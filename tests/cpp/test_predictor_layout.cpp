@@ -21,6 +21,8 @@ FlashSpec small() {
     spec.predictor.b = GGML_TYPE_Q8_0;
     spec.predictor.thresholds = { 0.0f, 0.25f };
     spec.predictor.capacities = { 33, 1000000 };
+    spec.predictor.miss_slots = { 64, 64, 64, 64 };
+    spec.predictor.miss_curve = { 1.5f, 1.5f, 1.5f, 1.5f };
     return spec;
 }
 

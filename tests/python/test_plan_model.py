@@ -23,6 +23,7 @@ from gguf_flash.converters import convert
 from gguf_flash.errors import ArgumentError, NotFlashError, RamTooSmallError
 from gguf_flash.measure import difference
 from gguf_flash.plan import DeviceProfile, curves_of
+from gguf_flash.plan.cost import Costs
 from gguf_flash.plan.facts import Facts
 from gguf_flash.plan.planner import Planner
 from gguf_flash.predictor.file import Predictor
@@ -32,9 +33,20 @@ from gguf_flash.settings import Settings
 DEVICE = DeviceProfile.of(report(), "a test")
 
 
+# Bundles of these models are so small that a gap is dozens of neurons: without any, bytes follow
+# from misses.
+NO_GAPS = Costs(gap=0)
+
+
+@pytest.fixture(autouse=True)
+def _exactly_the_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GGUF_FLASH_GAP", "0")
+    monkeypatch.setenv("GGUF_FLASH_LOOKAHEAD", "off")
+
+
 def planner(path: Path, selected: float | None = None) -> Planner:
     facts = Facts.read(path)
-    return Planner(facts, curves_of(facts.layout, selected), DEVICE)
+    return Planner(facts, curves_of(facts.layout, selected), DEVICE, NO_GAPS)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +136,7 @@ def test_a_run_from_an_empty_cache(calibrated: tuple[Path, Any]) -> None:
     first = plan.first(slots, 0, 128)
     assert first.misses > 1.1 * plan.steady(slots).misses
     assert first.misses == pytest.approx(found["misses"], rel=0.25)
-    assert plan.first(slots, 5000, 64).misses == pytest.approx(plan.steady(slots).misses, rel=0.01)
+    assert plan.first(slots, 5000, 64).misses == pytest.approx(plan.steady(slots).misses, rel=0.05)
 
 
 def test_the_floor_is_what_the_engine_refuses_below(
@@ -143,6 +155,18 @@ def test_the_floor_is_what_the_engine_refuses_below(
         for share in ("0.1%", "37.5%", "100%"):
             engine = _core.open_model(str(path), ram=share).stats()["memory"]["ram_bytes"]
             assert facts.ram_bytes(share) == engine
+
+
+def test_the_engine_shares_slots_as_planned(calibrated: tuple[Path, Any], planted: Path) -> None:
+    for path in (calibrated[0], planted / "flash.gguf"):
+        plan = planner(path)
+        for share in (0, 7, 20, 33.3, 50, 75, 99):
+            engine = _core.open_model(
+                str(path), ram=f"{share}%" if share else str(plan.facts.floor)
+            )
+            stats = engine.stats()
+            found = [layer["slots"] for layer in stats["layers"]]
+            assert found == plan.share(stats["memory"]["ram_bytes"])
 
 
 def test_a_split_fits_and_grows_with_the_ram(calibrated: tuple[Path, Any]) -> None:
@@ -170,7 +194,7 @@ def test_more_misses_than_break_even_say_so(small_opt: SmallOpt, planted: Path) 
         row["bytes_per_s"] = 2000.0 * row["size"]
     facts = Facts.read(small_opt.flash("gate"))
     half = curves_of(facts.layout, 0.5)
-    plan = Planner(facts, half, DeviceProfile.of(slow, "x"))
+    plan = Planner(facts, half, DeviceProfile.of(slow, "x"), NO_GAPS)
     p = plan.report(["10%"])
     assert p["break_even_share"] == pytest.approx(facts.stride * 2000 / (32 * 16384 * 1000))
     (said,) = p["points"][0]["advice"]
@@ -179,7 +203,7 @@ def test_more_misses_than_break_even_say_so(small_opt: SmallOpt, planted: Path) 
     # 2000 requests a second of any size: of single neurons, or of up to 64 in a row.
     assert p["points"][0]["whole_layers_tokens_per_s"] > p["points"][0]["tokens_per_s"]
     assert "convert it with --select all, for about" in said
-    few = Planner(facts, curves_of(facts.layout, 0.001), DeviceProfile.of(slow, "x"))
+    few = Planner(facts, curves_of(facts.layout, 0.001), DeviceProfile.of(slow, "x"), NO_GAPS)
     assert few.report(["10%"])["points"][0]["advice"] == []
 
 

@@ -3,6 +3,7 @@
 #include "gguf_flash/round.h"
 #include "layer_state.h"
 #include "memory.h"
+#include "share.h"
 
 #include <algorithm>
 #include <map>
@@ -11,9 +12,6 @@
 namespace gguf_flash {
 
 namespace {
-
-// A cache below this holds too few neurons to keep the disk busy; asking for less is a mistake.
-constexpr uint32_t least_slots = 64;
 
 // Readers with scratch kept for the next call; more exist only while more calls run at once.
 constexpr size_t kept_sessions = 2;
@@ -173,36 +171,6 @@ Status Model::resolve_budget(uint64_t & spare) {
     return {};
 }
 
-// Slots of each layer: first up to what calibration saw a window use, then up to the whole layer, the
-// same share of the way for every layer. Of what lies beyond the least: a share of whole layers, with
-// small ones raised to the least, would exceed the budget.
-std::vector<uint32_t> Model::share_slots(uint64_t spare) const {
-    std::vector<uint32_t> slots, wanted;
-    for (const LayerLayout & l : layout_.layers) {
-        slots.push_back(std::min(l.n_ff, least_slots));
-        wanted.push_back(std::max(slots.back(), std::min(l.n_ff, l.capacity)));
-    }
-    for (int step = 0; step < 2; ++step) {
-        uint64_t most = 0, used = 0;
-        for (size_t i = 0; i < slots.size(); ++i) {
-            most += slot_bytes(i) * (wanted[i] - slots[i]);
-        }
-        const bool enough = spare >= most;
-        const double share = most == 0 ? 0.0 : std::min(1.0, double(spare) / double(most));
-        for (size_t i = 0; i < slots.size(); ++i) {
-            const uint32_t more = uint32_t(share * (wanted[i] - slots[i]));
-            slots[i] += more;
-            used += slot_bytes(i) * more;
-            wanted[i] = layout_.layers[i].n_ff;
-        }
-        spare -= std::min(spare, used);
-        if (!enough) {
-            break; // what rounding left over would all go to the largest layers
-        }
-    }
-    return slots;
-}
-
 uint64_t Model::slot_bytes(size_t index) const {
     const LayerLayout & l = layout_.layers[index];
     return LayerState::slot_bytes_for(l, files_[l.file]->align());
@@ -219,7 +187,11 @@ Status Model::allocate() {
     if (!trash_->allocate(settings_.gap)) {
         return { Code::ram_too_small, "cannot reserve " + mib(settings_.gap) + "; set a smaller flash_ffn.gap" };
     }
-    const std::vector<uint32_t> slots = share_slots(spare);
+    std::vector<uint64_t> sizes;
+    for (size_t i = 0; i < layout_.layers.size(); ++i) {
+        sizes.push_back(slot_bytes(i));
+    }
+    const std::vector<uint32_t> slots = share_slots(layout_.layers, sizes, spare);
     for (size_t i = 0; i < slots.size(); ++i) {
         const LayerLayout & l = layout_.layers[i];
         const uint64_t slot = slot_bytes(i);

@@ -85,13 +85,20 @@ Status read_calibration_keys(const KeyReader & keys, Layout & layout) {
     status = status.ok() ? check_calibration_types(keys, prefix) : status;
     const size_t n = layout.layers.size();
     std::vector<double> values;
-    for (const char * rate : { "active", "selected", "false_negatives", "false_positives" }) {
+    for (const char * rate : { "active", "false_negatives", "false_positives", "selected" }) {
         status = status.ok() ? keys.numbers(prefix + rate, value_f32, { n, 23, false, 1.001 }, values) : status;
+    }
+    for (size_t i = 0; status.ok() && i < values.size(); ++i) {
+        layout.layers[i].selected = values[i];
     }
     const Value * slots = keys.find(prefix + "miss_slots");
     const size_t points = slots == nullptr ? 0 : slots->numbers.size() / n * n;
+    std::vector<double> misses;
     status = status.ok() ? keys.numbers(prefix + "miss_slots", value_u32, { points, 23, false }, values) : status;
-    status = status.ok() ? keys.numbers(prefix + "miss_curve", value_f32, { points, 23, false }, values) : status;
+    status = status.ok() ? keys.numbers(prefix + "miss_curve", value_f32, { points, 23, false }, misses) : status;
+    for (size_t i = 0; status.ok() && i < std::min(values.size(), misses.size()); ++i) {
+        layout.layers[i / (points / n)].misses.push_back({ uint32_t(values[i]), misses[i] });
+    }
     status = status.ok() ? keys.numbers(prefix + "capacity", value_u32, { n, 23, false }, values) : status;
     for (size_t i = 0; status.ok() && i < values.size(); ++i) {
         layout.layers[i].capacity = uint32_t(values[i]);

@@ -48,6 +48,12 @@ struct PartLayout {
     uint64_t bytes = 0;  // bytes of one row of n_embd values
 };
 
+// Neurons missed per token by a cache of so many slots.
+struct MissPoint {
+    uint32_t slots;
+    double misses;
+};
+
 // The bundles of one layer: neuron i is at [offset + i*stride, offset + (i+1)*stride) of file.
 struct LayerLayout {
     uint32_t layer = 0;               // the N of its bundle, blk.N.ffn_bundle
@@ -61,6 +67,8 @@ struct LayerLayout {
     uint32_t rank = 0;                // of the predictor; 0: the layer has none
     float predictor_threshold = 0.0f; // a probability in [0, 1)
     uint32_t capacity = 0;            // neurons that calibration saw a window use; 0: not calibrated
+    double selected = -1;             // share of its neurons that a token selects; below 0: not calibrated
+    std::vector<MissPoint> misses;    // what calibration measured; empty: nothing
     std::vector<PartLayout> parts;
 
     const PartLayout * find(Part part) const; // nullptr if the bundle has no such part

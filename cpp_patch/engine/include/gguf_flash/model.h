@@ -118,7 +118,6 @@ private:
     Status override_thresholds();
     Status prepare();
     Status resolve_budget(uint64_t & spare);
-    std::vector<uint32_t> share_slots(uint64_t spare) const;
     uint64_t slot_bytes(size_t index) const;
     Status allocate();
     Status prepare_ahead();
