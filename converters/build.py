@@ -33,7 +33,7 @@ from gguf_flash.format.writer import FlashWriter, GgufWriter, PlannedTensor
 from gguf_flash.predictor.publish import check_target
 from gguf_flash.progress import Progress
 
-__all__ = ["convert", "convert_dense"]
+__all__ = ["check_output", "convert", "convert_dense", "followed"]
 
 _LARGEST_F32 = float(np.finfo(np.float32).max)
 
@@ -97,7 +97,7 @@ def convert(
 
     ``out`` appears complete or not at all.  Raises a FlashError subclass.
     """
-    src, out = Path(src), _followed(Path(out))
+    src, out = Path(src), followed(Path(out))
     select = select or ("predictor" if predictor else "gate" if sparsify else "all")
     _check_arguments(src, out, select, align)
     _check_predictor(out, select, predictor)
@@ -138,8 +138,8 @@ def convert_dense(
     ``<arch>.hidden_activation`` and ``flash_ffn.threshold``, which the patched llama.cpp obeys, as
     it does the tensors that ``sparsify`` may lead to.
     """
-    src, out = Path(src), _followed(Path(out))
-    _check_output(src, out)
+    src, out = Path(src), followed(Path(out))
+    check_output(src, out)
     report = progress or (lambda done, total, what: None)
     with open_source(src, outtype, out) as dense:
         layers = find_layers(dense)
@@ -179,7 +179,7 @@ def _of_blocks(dense: DenseModel, layers: list[FfnLayer], cuts: list[float]) -> 
     return [of_layers.get(n, 0.0) for n in range(max(layers[-1].layer + 1, dense.blocks_in_all))]
 
 
-def _followed(out: Path) -> Path:
+def followed(out: Path) -> Path:
     """What a symbolic link points at: replacing the link itself would leave the old file there."""
     return out.resolve() if out.is_symlink() else out
 
@@ -199,7 +199,7 @@ def _check_arguments(src: Path, out: Path, select: str, align: int) -> None:
         raise ArgumentError(f"select {', '.join(SELECTS)} expected, found '{select}'")
     if not 32 <= align <= 65536 or align & (align - 1):
         raise ArgumentError(f"align must be a power of two in 32..65536, found {align}")
-    _check_output(src, out)
+    check_output(src, out)
 
 
 def _check_predictor(out: Path, select: str, predictor: Path | str | None) -> None:
@@ -216,7 +216,8 @@ def _check_predictor(out: Path, select: str, predictor: Path | str | None) -> No
         )
 
 
-def _check_output(src: Path, out: Path) -> None:
+def check_output(src: Path, out: Path) -> None:
+    """Raise ArgumentError or IoError if ``out`` cannot become a file made from ``src``."""
     if not out.name:
         raise ArgumentError("the output has an empty name; give --out FILE")
     if out.exists() and not out.is_file():

@@ -29,6 +29,8 @@ __all__ = [
     "Order",
     "Orders",
     "bundle_blocks",
+    "in_order",
+    "neuron_names",
     "neuron_tensors",
     "permuted",
     "plan_layer",
@@ -220,10 +222,15 @@ def _all_down(columns: DownColumns, n_ff: int, step: int, nbytes: int) -> NDArra
     return out
 
 
+def neuron_names(block: str, layer: int) -> list[str]:
+    """The tensors, whatever selects neurons, that may have a value for each neuron of a layer."""
+    names = [f"{block}.ffn_{p}" for p in ("gate.bias", "up.bias", "sub_norm.weight")]
+    return [*names, threshold_name(layer)]
+
+
 def neuron_tensors(dense: DenseModel, ffn: FfnLayer, select: str) -> list[Tensor]:
     """The resident tensors of a layer whose rows follow the order of its neurons."""
-    names = [f"{ffn.block}.ffn_{p}" for p in ("gate.bias", "up.bias", "sub_norm.weight")]
-    names.append(threshold_name(ffn.layer))
+    names = neuron_names(ffn.block, ffn.layer)
     found = [dense.tensors[n] for n in names if n in dense.tensors]
     if select == "gate":
         found.append(ffn.split_gate or ffn.gate or ffn.up)
@@ -232,9 +239,17 @@ def neuron_tensors(dense: DenseModel, ffn: FfnLayer, select: str) -> list[Tensor
 
 def permuted(dense: DenseModel, t: Tensor, ffn: FfnLayer, order: Order) -> NDArray[np.uint8]:
     """The bytes of neuron tensor ``t`` with its rows (or values) in the new order."""
-    if t.n_values % ffn.n_ff:
-        raise UnsupportedError(f"'{t.name}' does not have a row for each of {ffn.n_ff} neurons")
     data = np.concatenate([b.ravel() for b in dense.blocks(t)])
+    return in_order(data, t, ffn.n_ff, order)
+
+
+def in_order(data: NDArray[np.uint8], t: Tensor, n_ff: int, order: Order) -> NDArray[np.uint8]:
+    """The bytes of ``t`` with the rows (or values) of ``n_ff`` neurons in the new order.
+
+    A tensor with a multiple of ``n_ff`` rows has one half after the other, each in this order.
+    """
     n = t.shape[0] if len(t.shape) == 1 else t.shape[1]
-    halves = data.reshape(n // ffn.n_ff, ffn.n_ff, -1)
+    if n % n_ff:
+        raise UnsupportedError(f"'{t.name}' does not have a row for each of {n_ff} neurons")
+    halves = data.reshape(n // n_ff, n_ff, -1)
     return np.ascontiguousarray(halves[:, order]).ravel()

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from gguf_flash.converters.activations import activation_of
 from gguf_flash.converters.bundle import neuron_tensors
 from gguf_flash.converters.dense import DenseModel, FfnLayer, find_layers
+from gguf_flash.converters.flash_file import FlashFile
 from gguf_flash.converters.predictor import PredictorTensors
 from gguf_flash.converters.upstream import open_source
-from gguf_flash.converters.verify_rows import STEP, FlashFile, SourceRows, part_source
+from gguf_flash.converters.verify_rows import STEP, SourceRows, part_source
 from gguf_flash.format.container import Tensor, Value
 from gguf_flash.format.down_scale import down_scale_name
 from gguf_flash.format.layout import FlashLayout, LayerBundle

@@ -1,4 +1,4 @@
-"""What a source says that the bundles must hold, and reads of what they do hold.
+"""What a source says that the bundles must hold.
 
 Nothing of the converter's data path is used but the panel reader: expected bytes are made here in
 the plainest way, so that a mistake in the one is not repeated in the other.
@@ -14,52 +14,14 @@ from numpy.typing import NDArray
 from gguf_flash.converters.bundle import DownColumns
 from gguf_flash.converters.dense import DenseModel, FfnLayer
 from gguf_flash.converters.rows import dequantize_rows, quantize_rows
-from gguf_flash.errors import IoError
 from gguf_flash.format.container import Tensor
 from gguf_flash.format.down_scale import CODE_BLOCK
-from gguf_flash.format.layout import FlashLayout, LayerBundle, Part
+from gguf_flash.format.layout import LayerBundle, Part
 
-__all__ = ["STEP", "FlashFile", "SourceRows", "part_source"]
+__all__ = ["STEP", "SourceRows", "part_source"]
 
 _BLOCK_BYTES = 16 << 20
 STEP = 256  # neurons compared at a time; a multiple of the largest ggml block
-
-
-class FlashFile:
-    """Reads of a flash-GGUF's data by ``pread``; a context manager."""
-
-    def __init__(self, layout: FlashLayout) -> None:
-        self.layout = layout
-        self.resident = {t.name: t for t in layout.resident}
-        self._files = [open(f.path, "rb", buffering=0) for f in layout.files]  # noqa: SIM115
-
-    def __enter__(self) -> FlashFile:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for f in self._files:
-            f.close()
-
-    def read(self, file: int, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """``nbytes`` bytes at ``offset`` of a file of the set; IoError if it is shorter."""
-        out = np.empty(nbytes, np.uint8)
-        view, f = out.data, self._files[file]
-        f.seek(offset)
-        while view.nbytes:
-            n = f.readinto(view[: 1 << 30])
-            if not n:
-                raise IoError(f"cannot read '{f.name}': it ends early, it changed while in use")
-            view = view[n:]
-        return out
-
-    def rows(self, b: LayerBundle, begin: int, end: int) -> NDArray[np.uint8]:
-        """The bundles of neurons ``begin`` to ``end``: uint8 [end - begin, stride]."""
-        data = self.read(b.file, b.offset + begin * b.stride, (end - begin) * b.stride)
-        return data.reshape(end - begin, b.stride)
-
-    def tensor(self, t: Tensor) -> NDArray[np.uint8]:
-        """The bytes of a resident tensor."""
-        return self.read(t.file, t.offset, t.nbytes)
 
 
 class SourceRows:

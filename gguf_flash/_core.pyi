@@ -35,6 +35,7 @@ class Recorder:
         layers: list[tuple[int, int]],
         tokens: int,
         magnitudes: bool = False,
+        inputs_only: bool = False,
     ) -> None: ...
     @property
     def callback(self) -> int: ...

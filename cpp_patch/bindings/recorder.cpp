@@ -13,12 +13,12 @@ namespace {
 
 std::unique_ptr<Recorder> make(const std::string & label, uint32_t n_embd,
                                const std::vector<std::pair<uint32_t, uint32_t>> & layers, uint32_t tokens,
-                               bool magnitudes) {
+                               bool magnitudes, bool inputs_only) {
     std::vector<Recorder::Shape> shapes;
     for (const auto & [layer, n_ff] : layers) {
         shapes.push_back({ layer, n_ff });
     }
-    return std::make_unique<Recorder>(label, n_embd, shapes, tokens, magnitudes);
+    return std::make_unique<Recorder>(label, n_embd, shapes, tokens, magnitudes, inputs_only);
 }
 
 // A view: numpy keeps the recorder alive, and sees its memory change when it is fed again.
@@ -35,9 +35,10 @@ py::array x(const py::object & self, uint32_t layer) {
     return view(self, "float16", rows.x, rows.tokens, self.cast<const Recorder &>().n_embd());
 }
 
-py::array active(const py::object & self, uint32_t layer) {
+py::object active(const py::object & self, uint32_t layer) {
     const Recorder::Rows rows = rows_of(self, layer);
-    return view(self, "uint8", rows.active, rows.tokens, (size_t(rows.shape.n_ff) + 7) / 8);
+    return rows.active == nullptr ? py::object(py::none())
+                                  : view(self, "uint8", rows.active, rows.tokens, (size_t(rows.shape.n_ff) + 7) / 8);
 }
 
 py::object magnitudes(const py::object & self, uint32_t layer) {
@@ -53,8 +54,9 @@ void init_recorder(py::module_ & m) {
                          "Records FFN inputs and active neurons through llama_context_params.cb_eval. It must outlive "
                          "the context, and be used by one thread at a time.")
         .def(py::init(&make), py::arg("label"), py::arg("n_embd"), py::arg("layers"), py::arg("tokens"),
-             py::arg("magnitudes") = false,
-             "label names the model in messages; layers are (layer, n_ff); tokens is the most between two clears.")
+             py::arg("magnitudes") = false, py::arg("inputs_only") = false,
+             "label names the model in messages; layers are (layer, n_ff); tokens is the most between two clears. "
+             "inputs_only is for a model whose FFNs are on flash.")
         .def_property_readonly(
             "callback", [](const Recorder &) { return reinterpret_cast<uintptr_t>(&Recorder::on_node); },
             "Address of the function for cb_eval.")
@@ -68,7 +70,8 @@ void init_recorder(py::module_ & m) {
         .def_property_readonly("layers", &Recorder::layers, "The layers computed since the last clear, ascending.")
         .def("x", &x, py::arg("layer"), "float16 (tokens, n_embd), a view until the recorder is fed again.")
         .def("active", &active, py::arg("layer"),
-             "uint8 (tokens, ceil(n_ff / 8)), bit order as numpy.packbits(bitorder=\"little\"); a view.")
+             "uint8 (tokens, ceil(n_ff / 8)), bit order as numpy.packbits(bitorder=\"little\"); a view. "
+             "None if only inputs were asked for.")
         .def("magnitudes", &magnitudes, py::arg("layer"), "uint8 (tokens, n_ff), a view; None unless asked for.")
         .def_property_readonly("buffer_bytes", &Recorder::buffer_bytes, "Bytes allocated for rows.");
     m.def("magnitude_code", &magnitude_code, py::arg("h"), "The uint8 that stands for |h|; 0 for zero only.");

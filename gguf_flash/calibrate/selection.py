@@ -12,7 +12,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["curve_slots", "filling", "loads_per_token", "miss_curve", "window_capacity"]
+__all__ = [
+    "Selection",
+    "curve_slots",
+    "filling",
+    "loads_per_token",
+    "miss_curve",
+    "missed",
+    "window_capacity",
+]
 
 Selection = NDArray[np.bool_]
 
@@ -74,3 +82,18 @@ def miss_curve(selected: Selection, slots: Sequence[int], warm: int = 0) -> list
     hits = np.concatenate(([0], np.cumsum(found[:n_ff])))
     counted = max(1, len(selected) - warm)
     return [int(found.sum() - hits[min(n, n_ff)]) / counted for n in slots]
+
+
+def missed(selected: Selection, slots: int) -> Selection:
+    """bool [tokens, n_ff]: the selected neurons that a cache, as in `miss_curve`, does not hold."""
+    found = np.empty_like(selected)
+    last = np.full(selected.shape[1], -1, np.int64)  # -1: not cached
+    for tick, now in enumerate(selected):
+        found[tick] = now & (last < 0)
+        last[now] = tick
+        excess = int(np.count_nonzero(last >= 0)) - slots
+        if excess > 0:
+            cached = np.flatnonzero(last >= 0)
+            oldest = np.argsort(last[cached], kind="stable")[:excess]
+            last[cached[oldest]] = -1
+    return found

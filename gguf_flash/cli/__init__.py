@@ -14,6 +14,7 @@ from gguf_flash.errors import FlashError
 VERBS = (
     "convert",
     "verify",
+    "order",
     "inspect",
     "run",
     "plan",

@@ -96,6 +96,7 @@ def _as_dict(layout: FlashLayout) -> dict[str, Any]:
         ],
         "sparsity": _sparsity(layout),
         "calibration": _calibration(layout),
+        "order": _order(layout),
     }
 
 
@@ -112,6 +113,14 @@ def _calibration(layout: FlashLayout) -> dict[str, Any] | None:
     if found is None:
         return None
     return {name: getattr(found, name) for name in ("text", "tokens", "target", "window")}
+
+
+def _order(layout: FlashLayout) -> dict[str, Any] | None:
+    """What decided the order of the neurons, if the file says so."""
+    text, tokens = (layout.kv.get(f"flash_ffn.order.{n}") for n in ("text", "tokens"))
+    if text is None or tokens is None:
+        return None
+    return {"text": text.decode(), "tokens": tokens.decode()}
 
 
 def _selection(layout: FlashLayout, index: int) -> dict[str, Any]:
@@ -212,6 +221,8 @@ def _print(layout: FlashLayout) -> None:
     if c is not None:
         text = f"{c.target}; {c.tokens} tokens of {c.text}; slots for a window of {c.window} tokens"
         rows.append(("calibrated", text))
+    if found := _order(layout):
+        rows.append(("ordered", f"by {found['tokens']} tokens of {found['text']}"))
     for label, value in rows:
         console.print(f"{label:11}{value}", markup=False)
 

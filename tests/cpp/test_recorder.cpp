@@ -146,6 +146,35 @@ TEST_CASE("recorder: only products with the weights themselves are asked for") {
     CHECK(r.rows(0).status().code() == Code::argument);
 }
 
+TEST_CASE("recorder: inputs only, of FFNs that are on flash") {
+    Graph g;
+    Recorder r{ "model.gguf", N_EMBD, { { 3, N_FF }, { 0, N_FF } }, 4, false, true };
+    ggml_tensor * x0 = g.floats(N_EMBD, 2);
+    ggml_tensor * x3 = g.floats(N_EMBD, 2);
+    CHECK_FALSE(Recorder::on_node(g.product(0, "down", g.floats(N_FF, 2)), true, &r));
+    for (int i = 0; i < 2; ++i) { // two evaluations
+        CHECK(feed(r, g.product(0, "gate", x0)));
+        CHECK(feed(r, g.product(3, "pred_a", x3)));
+    }
+    const Status status = r.check(4);
+    REQUIRE_MESSAGE(status.ok(), status.message());
+    CHECK(r.layers() == std::vector<uint32_t>{ 0, 3 });
+    for (const auto & [layer, x] : { std::pair(0u, x0), std::pair(3u, x3) }) {
+        const Recorder::Rows found = rows(r, layer);
+        REQUIRE(found.tokens == 4);
+        CHECK(found.active == nullptr);
+        for (uint32_t i = 0; i < 4 * N_EMBD; ++i) {
+            CHECK(found.x[i] == ggml_fp32_to_fp16(ggml_get_data_f32(x)[i % (2 * N_EMBD)]));
+        }
+    }
+    CHECK(r.buffer_bytes() == 2 * 4 * 2 * N_EMBD);
+    feed(r, g.product(0, "gate", x0));
+    check_refused(r, 4, "more than once");
+
+    Recorder usual = recorder(4); // a dense model has no predictor, and its hidden vectors count
+    CHECK_FALSE(Recorder::on_node(g.product(3, "pred_a", x3), true, &usual));
+}
+
 TEST_CASE("recorder: strided rows, halves and more dimensions") {
     Graph g;
     Recorder r = recorder(6);

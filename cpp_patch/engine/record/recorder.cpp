@@ -37,8 +37,8 @@ uint8_t magnitude_code(float h) {
 }
 
 Recorder::Recorder(std::string label, uint32_t n_embd, const std::vector<Shape> & shapes, uint32_t tokens,
-                   bool magnitudes)
-    : label_(std::move(label)), n_embd_(n_embd), tokens_(tokens), magnitudes_(magnitudes) {
+                   bool magnitudes, bool inputs_only)
+    : label_(std::move(label)), n_embd_(n_embd), tokens_(tokens), magnitudes_(magnitudes), inputs_only_(inputs_only) {
     uint32_t widest = n_embd;
     for (const Shape & shape : shapes) {
         Layer layer;
@@ -70,9 +70,10 @@ Recorder::Watched Recorder::watched(const ggml_tensor * node) {
     }
     static const std::pair<const char *, Role> roles[] = { { "ffn_gate.weight", Role::gate },
                                                            { "ffn_up.weight", Role::up },
+                                                           { "ffn_pred_a.weight", Role::predictor },
                                                            { "ffn_down.weight", Role::down } };
     for (const auto & [name, role] : roles) {
-        if (std::strcmp(rest, name) == 0) {
+        if (std::strcmp(rest, name) == 0 && (inputs_only_ ? role != Role::down : role != Role::predictor)) {
             return { role, find(number) };
         }
     }
@@ -106,6 +107,10 @@ void Recorder::take(const Watched & what, const ggml_tensor * source) {
         take_hidden(*what.layer, source);
     } else {
         take_input(*what.layer, what.role, source);
+    }
+    if (inputs_only_) { // no down product tells the end of the FFN: each product is one
+        what.layer->input = nullptr;
+        what.layer->gate_seen = what.layer->up_seen = false;
     }
 }
 
@@ -208,7 +213,8 @@ Status Recorder::check(uint32_t tokens) const {
     bool any = false;
     for (const Layer & layer : layers_) {
         any |= layer.inputs > 0 || layer.hiddens > 0;
-        if ((layer.inputs > 0 || layer.hiddens > 0) && (layer.inputs != tokens || layer.hiddens != tokens)) {
+        if ((layer.inputs > 0 || layer.hiddens > 0) &&
+            (layer.inputs != tokens || layer.hiddens != hiddens_of(tokens))) {
             return { Code::unsupported, "cannot record the FFN of layer " + std::to_string(layer.shape.layer) +
                                             " of '" + label_ + "': expected " + std::to_string(tokens) +
                                             " inputs and hidden " + "vectors, found " + std::to_string(layer.inputs) +
@@ -226,7 +232,7 @@ Status Recorder::check(uint32_t tokens) const {
 std::vector<uint32_t> Recorder::layers() const {
     std::vector<uint32_t> found;
     for (const Layer & layer : layers_) {
-        if (layer.hiddens > 0) {
+        if (layer.inputs > 0 && layer.hiddens >= hiddens_of(1)) {
             found.push_back(layer.shape.layer);
         }
     }
@@ -235,11 +241,11 @@ std::vector<uint32_t> Recorder::layers() const {
 
 Result<Recorder::Rows> Recorder::rows(uint32_t number) const {
     const Layer * layer = find(number);
-    if (layer == nullptr || layer->hiddens == 0) {
+    if (layer == nullptr || layer->inputs == 0 || layer->hiddens < hiddens_of(1)) {
         return Status(Code::argument, "layer " + std::to_string(number) + " of '" + label_ + "' has not been recorded");
     }
-    return Rows{ layer->shape, layer->hiddens, layer->x.data(), layer->active.data(),
-                 magnitudes_ ? layer->magnitudes.data() : nullptr };
+    return Rows{ layer->shape, inputs_only_ ? layer->inputs : layer->hiddens, layer->x.data(),
+                 inputs_only_ ? nullptr : layer->active.data(), magnitudes_ ? layer->magnitudes.data() : nullptr };
 }
 
 uint64_t Recorder::buffer_bytes() const {

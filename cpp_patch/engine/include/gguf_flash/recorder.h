@@ -10,6 +10,9 @@
 //   active      ceil(n_ff / 8) bytes, neuron i in bit i % 8 of byte i / 8, unused bits zero
 //   magnitudes  n_ff codes, if asked for: see magnitude_code
 //
+// Of a model whose FFNs are on flash it can keep the inputs only: those of products with a resident
+// gate or up matrix, and with a predictor's first, blk.N.ffn_pred_a.weight.
+//
 // Buffers for `tokens` tokens of a layer are allocated when the graph first computes it, and kept.
 #pragma once
 
@@ -38,12 +41,13 @@ public:
         Shape shape;
         uint32_t tokens = 0;
         const uint16_t * x = nullptr;
-        const uint8_t * active = nullptr;
+        const uint8_t * active = nullptr;     // null if only inputs were asked for
         const uint8_t * magnitudes = nullptr; // null unless asked for
     };
 
     // label names the model in messages. Layers that are not in shapes are not watched.
-    Recorder(std::string label, uint32_t n_embd, const std::vector<Shape> & shapes, uint32_t tokens, bool magnitudes);
+    Recorder(std::string label, uint32_t n_embd, const std::vector<Shape> & shapes, uint32_t tokens, bool magnitudes,
+             bool inputs_only = false);
 
     // A ggml_backend_sched_eval_callback whose user data is a Recorder. It runs on the thread that
     // computes the graph, and nothing else may be called meanwhile. After an error it ends the graph's
@@ -66,7 +70,7 @@ public:
     uint64_t buffer_bytes() const;
 
 private:
-    enum class Role { none, gate, up, down };
+    enum class Role { none, gate, up, predictor, down };
     struct Layer {
         Shape shape;
         uint32_t inputs = 0;                 // rows of x
@@ -90,6 +94,8 @@ private:
     void take_input(Layer & layer, Role role, const ggml_tensor * x);
     void take_hidden(Layer & layer, const ggml_tensor * h);
     void add_hidden(Layer & layer);
+    // Hidden vectors that so many tokens of a layer have.
+    uint32_t hiddens_of(uint32_t tokens) const { return inputs_only_ ? 0 : tokens; }
     bool fits(const Layer & layer, const ggml_tensor * source, uint32_t width, uint32_t used);
     void fail(const Layer & layer, const std::string & what);
 
@@ -97,6 +103,7 @@ private:
     uint32_t n_embd_;
     uint32_t tokens_;
     bool magnitudes_;
+    bool inputs_only_;
     std::vector<Layer> layers_; // ascending
     std::vector<float> row_;    // one row of x or h
     Status status_;
