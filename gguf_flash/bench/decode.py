@@ -7,7 +7,7 @@ from typing import Any
 
 from gguf_flash.bench.arms import Arm, alternate
 from gguf_flash.bench.bound import bound_of
-from gguf_flash.bench.pair import Plan, Settings
+from gguf_flash.bench.pair import STOCK_ARMS, Plan, Settings
 from gguf_flash.errors import ArgumentError, FlashError
 from gguf_flash.progress import Progress
 
@@ -69,9 +69,9 @@ def _ratios(plan: Plan, by_name: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def _arm(plan: Plan, name: str, settings: Settings) -> Arm | None:
     if name == "ours":
         return plan.ours("ours", settings)
-    return {"mmap": plan.mmap, "ram": plan.whole, "naive": plan.naive, "hybrid": plan.hybrid}[
-        name
-    ]()
+    if name in STOCK_ARMS:
+        return plan.mmap() if name == "mmap" else plan.whole()
+    return plan.naive() if name == "naive" else plan.hybrid()
 
 
 def median(arm: dict[str, Any] | None) -> float | None:

@@ -164,40 +164,53 @@ class Plan:
         work = replace(self.work, model=str(self.pair.dense), stock=self.stock)
         return Arm("ram", "unpatched llama.cpp, all weights in RAM, no limit", work, None)
 
-    def flash(self, name: str, what: str, settings: Settings, *, every: bool = False) -> Arm | None:
+    def flash(
+        self,
+        name: str,
+        what: str,
+        settings: Settings,
+        environment: Mapping[str, str] | None = None,
+        *,
+        every: bool = False,
+    ) -> Arm | None:
         """Ours with these settings; None if `every` neuron is wanted and the file cannot."""
-        environment = all_neurons(self.pair) if every else {}
-        if environment is None:
+        chooses = all_neurons(self.pair) if every else {}
+        if chooses is None:
             return None
         chosen = {k: v for k, v in settings.items() if v is not None}
         work = replace(self.work, model=str(self.pair.flash), settings=chosen)
-        return Arm(name, what, work, self.limit, environment)
+        return Arm(name, what, work, self.limit, {**chooses, **(environment or {})})
 
-    def naive(self) -> Arm | None:
+    def naive(self, environment: Mapping[str, str] | None = None) -> Arm | None:
         """All FFN weights read for every token."""
         what = "all FFN weights read from the file for every token, the smallest cache"
-        return self.flash("naive", what, {"ram": _SMALLEST}, every=True)
+        return self.flash("naive", what, {"ram": _SMALLEST}, environment, every=True)
 
-    def hybrid(self) -> Arm | None:
+    def hybrid(self, environment: Mapping[str, str] | None = None) -> Arm | None:
         """Half of the FFN cached, or what the limit leaves."""
         half = self.pair.resident_bytes + self.pair.bundle_bytes // 2
         ram = min(half, self.weights())
         share = (ram - self.pair.resident_bytes) / self.pair.bundle_bytes
         what = f"every neuron selected, {100 * share:.0f} % of the FFN cached"
-        return self.flash("hybrid", what, {"ram": ram}, every=True)
+        return self.flash("hybrid", what, {"ram": ram}, environment, every=True)
 
-    def predictor(self) -> Arm | None:
+    def predictor(self, environment: Mapping[str, str] | None = None) -> Arm | None:
         """The selected neurons, nothing kept from token to token."""
         if self.pair.select == "all":
             return None
         what = "the selected neurons, the smallest cache"
-        return self.flash("predictor", what, {"ram": _SMALLEST})
+        return self.flash("predictor", what, {"ram": _SMALLEST}, environment)
 
-    def ours(self, name: str = "ours", settings: Settings | None = None) -> Arm:
+    def ours(
+        self,
+        name: str = "ours",
+        settings: Settings | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Arm:
         """The selected neurons, and a cache of what the limit leaves."""
         given = {k: v for k, v in (settings or {}).items() if v is not None}
-        words = [f"{k} {v}" for k, v in given.items()]
+        words = [f"{k} {v}" for k, v in {**given, **(environment or {})}.items()]
         what = ", ".join(["the selected neurons, a cache of what the limit leaves", *words])
-        arm = self.flash(name, what, {"ram": self.weights(), **given})
+        arm = self.flash(name, what, {"ram": self.weights(), **given}, environment)
         assert arm is not None
         return arm

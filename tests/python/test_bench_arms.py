@@ -11,6 +11,7 @@ import pytest
 from conftest import Cli
 from planted import check_arm, check_head, needs_cgroup, pair
 
+from gguf_flash.bench.ablation import STEPS
 from gguf_flash.bench.arms import Arm, Work, alternate, run_arm, stock_folder
 from gguf_flash.bench.bound import bound_of
 from gguf_flash.bench.cgroup import MemoryCgroup
@@ -77,14 +78,21 @@ def test_ablation_report(cli: Cli, planted: Path) -> None:
     check_head(report, "ablation")
     assert report["environment"]["variables"]["OMP_WAIT_POLICY"] == "passive"
     steps = {s["name"]: s for s in report["steps"]}
-    assert list(steps) == ["naive", "hybrid", "predictor", "window", "budget"]
+    assert list(steps) == list(STEPS)
     for step in steps.values():
         check_arm(step)
     assert steps["predictor"]["misses_per_token"] < steps["naive"]["misses_per_token"] / 2
     assert steps["window"]["misses_per_token"] < steps["predictor"]["misses_per_token"]
     assert steps["budget"]["misses_per_token"] <= steps["window"]["misses_per_token"]
     assert steps["window"]["runs"][0]["settings"]["policy"] == "window"
-    assert report["unavailable"]["bundling"].startswith("not available")
+    assert steps["merging"]["requests_per_token"] < steps["budget"]["requests_per_token"]
+    ahead = {name: step["runs"][0]["ahead_per_token"] for name, step in steps.items()}
+    assert {name for name, neurons in ahead.items() if neurons} == {"lookahead", "score"}
+    assert steps["lookahead"]["runs"][0]["foreseen_per_token"] > 0.5 * ahead["lookahead"]
+    found = report["bundling"]
+    assert found["misses_per_token"] == steps["window"]["misses_per_token"] and found["parts"] == 2
+    assert found["ratio"] == pytest.approx(found["apart_ms"] / found["bundled_ms"])
+    assert not report["unavailable"]
 
 
 def test_ablation_of_a_file_without_predictor(cli: Cli, small_opt: object) -> None:
@@ -93,8 +101,14 @@ def test_ablation_of_a_file_without_predictor(cli: Cli, small_opt: object) -> No
         "bench", "ablation", small_opt.dense, gate, *SMALL, *FEW, "--rounds", "1",  # type: ignore[attr-defined]
         "--prompt", "The old man",
     )  # fmt: skip
-    assert [s["name"] for s in report["steps"]] == ["predictor", "window", "budget"]
-    assert set(report["unavailable"]) == {"naive", "hybrid", "bundling"}
+    assert [s["name"] for s in report["steps"]] == [
+        "predictor",
+        "window",
+        "budget",
+        "merging",
+        "score",
+    ]
+    assert set(report["unavailable"]) == {"naive", "hybrid", "lookahead"}
     assert report["planted"] == ""
     words = ("bench", "decode", small_opt.dense, gate, *SMALL)  # type: ignore[attr-defined]
     done = cli(*words, "--arm", "naive", code=1)

@@ -27,7 +27,9 @@ from gguf_flash.cli.progress import progress_bar
 def command(
     rounds: int, window: int, no_cgroup: bool, as_json: bool, out: str | None, **options: Any
 ) -> None:
-    """Naive, hybrid, + predictor, + window, + budget: RAM, bytes, requests, times of each.
+    """Naive, hybrid, + predictor, + window, + budget, + merging, + lookahead, + score.
+
+    RAM, bytes, requests and times of each step; and what bundling saves the disk, computed.
 
     \b
     Example:
