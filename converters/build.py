@@ -25,15 +25,15 @@ from gguf_flash.converters.dense import DenseModel, FfnLayer, find_layers
 from gguf_flash.converters.predictor import PredictorTensors
 from gguf_flash.converters.thresholds import FindThresholds, ThresholdTensors, check_without
 from gguf_flash.converters.upstream import open_source
-from gguf_flash.errors import ArgumentError, IoError, UnsupportedError
+from gguf_flash.errors import ArgumentError, UnsupportedError
 from gguf_flash.format.container import Tensor, Value, encode_value
 from gguf_flash.format.ggml_types import GgmlType, type_by_name
 from gguf_flash.format.layout import FORMAT_VERSION, SELECTS, FlashLayout
 from gguf_flash.format.writer import FlashWriter, GgufWriter, PlannedTensor
-from gguf_flash.predictor.publish import check_target
+from gguf_flash.predictor.publish import check_target, followed, refuse_existing
 from gguf_flash.progress import Progress
 
-__all__ = ["check_output", "convert", "convert_dense", "followed"]
+__all__ = ["convert", "convert_dense", "target_of"]
 
 _LARGEST_F32 = float(np.finfo(np.float32).max)
 
@@ -75,6 +75,7 @@ def convert(
     sparsify: FindThresholds | None = None,
     align: int = 512,
     orders: Orders | None = None,
+    force: bool = True,
     progress: Progress | None = None,
 ) -> FlashLayout:
     """Write the flash-GGUF ``out`` from ``src`` and describe it.
@@ -93,14 +94,17 @@ def convert(
     calibrate.sparsity.find_thresholds, say; ArgumentError if the model has thresholds already.
     ``align``: the stride is a multiple of this many bytes, a power of two in 32..65536.
     ``orders``: for each layer to reorder, int64 [n_ff], the source's neuron in each place.
+    ``force``: replace a file at ``out``; without it, ArgumentError if there is one.
     ``progress``: called with bytes done, bytes in all and a label.
 
-    ``out`` appears complete or not at all.  Raises a FlashError subclass.
+    ``out`` appears complete or not at all, and not if ``src`` changed meanwhile.  Raises a
+    FlashError subclass.
     """
-    src, out = Path(src), followed(Path(out))
+    given, src, out = Path(out), Path(src), target_of(src, out)
     select = select or ("predictor" if predictor else "gate" if sparsify else "all")
-    _check_arguments(src, out, select, align)
+    _check_arguments(select, align)
     _check_predictor(out, select, predictor)
+    refuse_existing(given, force)
     kind = _down_type(down_type)
     report = progress or (lambda done, total, what: None)
     with open_source(src, outtype, out) as dense:
@@ -119,6 +123,7 @@ def convert(
             kv["flash_ffn.threshold.source"] = encode_value("str", "asked")
         with FlashWriter(out, kv, task.planned()) as writer:
             _stream(task, writer, report)
+            dense.check_unchanged()
         return writer.layout
 
 
@@ -130,6 +135,7 @@ def convert_dense(
     activation: str | None = None,
     threshold: Sequence[float] | None = None,
     sparsify: FindThresholds | None = None,
+    force: bool = True,
     progress: Progress | None = None,
 ) -> Path:
     """Write the dense GGUF ``out`` from ``src``: what gguf_flash collect records.
@@ -138,8 +144,8 @@ def convert_dense(
     ``<arch>.hidden_activation`` and ``flash_ffn.threshold``, which the patched llama.cpp obeys, as
     it does the tensors that ``sparsify`` may lead to.
     """
-    src, out = Path(src), followed(Path(out))
-    check_output(src, out)
+    given, src, out = Path(out), Path(src), target_of(src, out)
+    refuse_existing(given, force)
     report = progress or (lambda done, total, what: None)
     with open_source(src, outtype, out) as dense:
         layers = find_layers(dense)
@@ -163,6 +169,7 @@ def convert_dense(
                 report(done, dense.nbytes, "tensors")
             for values in of_neurons.data():
                 w.write(values)
+            dense.check_unchanged()
     return out
 
 
@@ -179,11 +186,6 @@ def _of_blocks(dense: DenseModel, layers: list[FfnLayer], cuts: list[float]) -> 
     return [of_layers.get(n, 0.0) for n in range(max(layers[-1].layer + 1, dense.blocks_in_all))]
 
 
-def followed(out: Path) -> Path:
-    """What a symbolic link points at: replacing the link itself would leave the old file there."""
-    return out.resolve() if out.is_symlink() else out
-
-
 def _source_files(src: Path) -> list[Path]:
     """The files that a conversion of ``src`` reads: of a folder or a split set, all of them."""
     if src.is_dir():
@@ -194,12 +196,11 @@ def _source_files(src: Path) -> list[Path]:
     return [src] if src.exists() else []
 
 
-def _check_arguments(src: Path, out: Path, select: str, align: int) -> None:
+def _check_arguments(select: str, align: int) -> None:
     if select not in SELECTS:
         raise ArgumentError(f"select {', '.join(SELECTS)} expected, found '{select}'")
     if not 32 <= align <= 65536 or align & (align - 1):
         raise ArgumentError(f"align must be a power of two in 32..65536, found {align}")
-    check_output(src, out)
 
 
 def _check_predictor(out: Path, select: str, predictor: Path | str | None) -> None:
@@ -216,16 +217,14 @@ def _check_predictor(out: Path, select: str, predictor: Path | str | None) -> No
         )
 
 
-def check_output(src: Path, out: Path) -> None:
-    """Raise ArgumentError or IoError if ``out`` cannot become a file made from ``src``."""
-    if not out.name:
+def target_of(src: Path | str, out: Path | str) -> Path:
+    """``out`` with its links followed, if the conversion of ``src`` may be put there."""
+    if not Path(out).name:
         raise ArgumentError("the output has an empty name; give --out FILE")
-    if out.exists() and not out.is_file():
-        raise ArgumentError(f"output '{out}' is not a regular file; choose another name")
-    if out.exists() and any(out.samefile(f) for f in _source_files(src)):
+    target = followed(Path(out))
+    if target.is_file() and any(target.samefile(f) for f in _source_files(Path(src))):
         raise ArgumentError(f"output '{out}' is part of the source; choose another name")
-    if not out.parent.is_dir():
-        raise IoError(f"cannot write '{out}': folder '{out.parent}' does not exist")
+    return check_target(Path(out))
 
 
 def _down_type(name: str | None) -> GgmlType | None:

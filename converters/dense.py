@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_flash.converters.architectures import refusal
+from gguf_flash.converters.unchanged import Unchanged
 from gguf_flash.errors import CorruptFileError, IoError, UnsupportedError
 from gguf_flash.format.container import Tensor, Value
 from gguf_flash.format.reader import read_set, set_tensors
@@ -107,6 +108,7 @@ class DenseModel:
                 "dense GGUF"
             )
         self._digest = ""  # of the files, when somebody has asked for it
+        self._unchanged = Unchanged(self.paths, self.path)
         self._fds = [os.open(p, os.O_RDONLY) for p in self.paths]
 
     def __enter__(self) -> DenseModel:
@@ -178,14 +180,27 @@ class DenseModel:
         """Hex digest of the file, or of the split set's files one after the other."""
         if self._digest:
             return self._digest
+        self._digest = self._compute_digest()
+        return self._digest
+
+    def check_unchanged(self) -> None:
+        """Raise IoError if the files changed since they were opened, or others have their names."""
+        self._unchanged.check_open(
+            self._fds, lambda: bool(self._digest) and self._compute_digest() == self._digest
+        )
+
+    def _compute_digest(self) -> str:
         digest = hashlib.sha256()
         buffer = bytearray(_BLOCK)
-        for path in self.paths:
-            with open(path, "rb", buffering=0) as f:
-                while n := f.readinto(buffer):
+        for path, fd in zip(self.paths, self._fds, strict=True):
+            offset = 0
+            try:
+                while n := os.preadv(fd, [buffer], offset):
                     digest.update(memoryview(buffer)[:n])
-        self._digest = digest.hexdigest()
-        return self._digest
+                    offset += n
+            except OSError as e:
+                raise IoError(f"cannot read '{path}': {e.strerror or e}") from e
+        return digest.hexdigest()
 
 
 def find_layers(dense: DenseModel) -> list[FfnLayer]:

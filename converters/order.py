@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gguf_flash.calibrate.coactivity import Order, chain, requests_per_token
 from gguf_flash.calibrate.inputs import LEAST_TOKENS, FfnInputs
 from gguf_flash.calibrate.selection import missed
-from gguf_flash.converters.build import check_output, followed
+from gguf_flash.converters.build import target_of
 from gguf_flash.converters.flash_file import FlashFile
 from gguf_flash.converters.reorder import check_orderable, reorder
 from gguf_flash.converters.selections import Selections
@@ -77,6 +77,7 @@ def order(
     tokens: int = 640,
     cache: float = 0.2,
     threads: int | None = None,
+    force: bool = False,
     progress: Progress | None = None,
 ) -> Ordered:
     """Write ``out``, the flash-GGUF ``flash`` with the neurons of each layer in a better order.
@@ -88,10 +89,12 @@ def order(
     fifth of the tokens is only used to judge the result.
 
     Memory: the inputs of ``tokens`` tokens, for one layer 10 bytes for each token and neuron, and
-    what :func:`reorder` needs.  ``out`` appears complete or not at all.  Raises a FlashError
+    what :func:`reorder` needs.  ``out`` appears complete or not at all; ``force`` replaces a
+    file that is there.  Raises a FlashError
     subclass.
     """
-    flash, out = Path(flash), followed(Path(out))
+    given, flash, out = Path(out), Path(flash), target_of(flash, out)
+    refuse_existing(given, force)
     if (recording is None) == (text is None):
         raise ArgumentError("either a recording or a text decides the order; give one of them")
     if not 0 < cache < 1:
@@ -99,7 +102,6 @@ def order(
     if tokens < LEAST_TOKENS:
         raise ArgumentError(f"at least {LEAST_TOKENS} tokens expected, found {tokens}")
     layout = read_layout(flash)
-    check_output(flash, out)
     check_orderable(layout)
     report = progress or (lambda done, total, what: None)
     if recording is not None:

@@ -10,9 +10,10 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import dropwhile
 from pathlib import Path
@@ -20,8 +21,10 @@ from pathlib import Path
 from gguf_flash import runtime
 from gguf_flash.converters.activations import differs_from_table
 from gguf_flash.converters.dense import DenseModel
+from gguf_flash.converters.unchanged import Unchanged
 from gguf_flash.errors import ArgumentError, FlashError, IoError, ToolError
 from gguf_flash.format.container import encode_value
+from gguf_flash.format.partial import create_sibling, remove_stale, write_refused
 from gguf_flash.format.reader import read_set
 
 __all__ = ["open_source"]
@@ -90,26 +93,63 @@ def _dense_file(src: Path, outtype: str | None, beside: Path) -> Iterator[Path]:
         raise ArgumentError(
             f"type '{outtype}' is unknown, expected one of {' '.join(_QUANTIZE_TYPES).lower()}"
         )
-    made: list[Path] = []
+    made = _Temporary(beside)
     try:
         dense = src
         if src.is_dir():
             direct = (outtype or "auto").lower()
-            dense = _temporary(beside, "hf", made)
-            _convert_folder(src, dense, direct if direct in _HF_TYPES else "auto")
+            dense = made.new("hf")
+            direct = direct if direct in _HF_TYPES else "auto"
+            with _watched(_folder_files(src), src):
+                _convert_folder(src, dense, direct, made.locks)
         if outtype and outtype.lower() != "auto" and not _has_type(dense, outtype):
-            quantized = _temporary(beside, outtype.lower(), made)
-            _quantize(dense, quantized, outtype)
+            quantized = made.new(outtype.lower())
+            with _watched([c.path for c in read_set(dense, versions=(2, 3))], src):
+                _quantize(dense, quantized, outtype, made.locks)
             dense = quantized
         yield dense
     finally:
-        for path in made:
+        made.remove()
+
+
+@contextmanager
+def _watched(files: Iterable[Path], shown: Path) -> Iterator[None]:
+    """Raises IoError if ``files`` changed while a tool read them, whatever the tool says."""
+    before = Unchanged(files, shown)
+    try:
+        yield
+    except ToolError:
+        before.check()  # then that is the reason
+        raise
+    before.check()
+
+
+def _folder_files(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_file()]
+
+
+class _Temporary:
+    """Files beside ``beside``, each locked until it is removed."""
+
+    def __init__(self, beside: Path) -> None:
+        self._beside = beside
+        self._paths: list[Path] = []
+        self.locks: list[int] = []  # for the tools: one that outlives us keeps its file
+
+    def new(self, label: str) -> Path:
+        try:
+            remove_stale(self._beside)
+            path, fd = create_sibling(self._beside, f"{label}.gguf")
+        except OSError as e:
+            raise write_refused(self._beside, e) from e
+        self._paths.append(path)
+        self.locks.append(fd)
+        return path
+
+    def remove(self) -> None:
+        for path, fd in zip(self._paths, self.locks, strict=True):
             path.unlink(missing_ok=True)
-
-
-def _temporary(beside: Path, label: str, made: list[Path]) -> Path:
-    made.append(beside.with_name(f".{beside.name}.{os.getpid()}.{label}.gguf"))
-    return made[-1]
+            os.close(fd)
 
 
 def _has_type(path: Path, outtype: str) -> bool:
@@ -145,7 +185,7 @@ def _converter_script() -> Path:
     return script
 
 
-def _convert_folder(src: Path, out: Path, outtype: str) -> None:
+def _convert_folder(src: Path, out: Path, outtype: str, locks: Sequence[int]) -> None:
     if not (src / "config.json").is_file():
         raise ArgumentError(
             f"cannot convert '{src}': it has no 'config.json', so it is no Hugging Face model; "
@@ -163,7 +203,7 @@ def _convert_folder(src: Path, out: Path, outtype: str) -> None:
     env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     command = [sys.executable, "-m", "gguf_flash.converters.hf_script", str(script), str(src)]
     command += ["--outfile", str(out), "--outtype", outtype]
-    _run(command, f"convert '{src}' with upstream's {_SCRIPT}", env)
+    _run(command, f"convert '{src}' with upstream's {_SCRIPT}", env, locks)
 
 
 def _require_torch() -> None:
@@ -177,22 +217,35 @@ def _require_torch() -> None:
         )
 
 
-def _quantize(dense: Path, out: Path, outtype: str) -> None:
+def _quantize(dense: Path, out: Path, outtype: str, locks: Sequence[int]) -> None:
     tool = runtime.tool_path("llama-quantize")
     name = outtype.upper()
     command = [str(tool), "--allow-requantize", str(dense), str(out), name]
-    _run(command, f"change the type of '{dense}' to {name} with llama-quantize", dict(os.environ))
+    _run(
+        command,
+        f"change the type of '{dense}' to {name} with llama-quantize",
+        dict(os.environ),
+        locks,
+    )
 
 
-def _run(command: list[str], doing: str, env: dict[str, str]) -> None:
-    """Run a tool quietly; why it failed becomes the error's text."""
+def _run(command: list[str], doing: str, env: dict[str, str], locks: Sequence[int]) -> None:
+    """Run a tool quietly, with our locks; why it failed becomes the error's text."""
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace")
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, errors="replace", pass_fds=locks
+        )
     except OSError as e:
         raise ToolError(f"cannot {doing}: '{command[0]}' does not start ({e.strerror})") from e
     if done.returncode:
         said = _reason(done.stderr) or _reason(done.stdout) or "it said nothing"
-        raise ToolError(f"cannot {doing}: it ended with status {done.returncode}: {said}")
+        raise ToolError(f"cannot {doing}: it ended with {_status(done.returncode)}: {said}")
+
+
+def _status(code: int) -> str:
+    if code >= 0:
+        return f"status {code}"
+    return f"signal {-code} ({signal.strsignal(-code) or 'unknown'})"
 
 
 def _reason(output: str) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from gguf_flash.errors import IoError
+from gguf_flash.format.partial import sibling_folder
 from gguf_flash.predictor.file import Predictor
 
 __all__ = ["divergence_of"]
@@ -37,7 +37,14 @@ def divergence_of(
     from gguf_flash.converters import convert
     from gguf_flash.perplexity import perplexity
 
-    with _temporary(folder) as temporary:
+    with contextlib.ExitStack() as stack:
+        try:
+            temporary = stack.enter_context(sibling_folder(folder / "calibrate"))
+        except OSError as e:
+            raise IoError(
+                f"cannot put a converted model into '{folder}': {e.strerror or e}; give an --out in"
+                " another folder"
+            ) from e
         flash, trained = temporary / "model.gguf", temporary / "predictor.safetensors"
         predictor.save(trained)
         layers = [b.layer for b in convert(model, flash, predictor=trained).layers]
@@ -50,19 +57,6 @@ def divergence_of(
             return float(found["mean_kl"])
 
         yield measure
-
-
-@contextlib.contextmanager
-def _temporary(folder: Path) -> Iterator[Path]:
-    try:
-        temporary = tempfile.TemporaryDirectory(dir=folder, prefix=".calibrate-")
-    except OSError as e:
-        raise IoError(
-            f"cannot put a converted model into '{folder}': {e.strerror or e}; give an --out in"
-            " another folder"
-        ) from e
-    with temporary as name:
-        yield Path(name)
 
 
 @contextlib.contextmanager

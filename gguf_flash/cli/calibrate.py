@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gguf_flash.cli.options import json_option, read_text, threads_option
+from gguf_flash.cli.options import force_option, json_option, read_text, threads_option
 from gguf_flash.cli.progress import progress_bar
 from gguf_flash.errors import ArgumentError
 
@@ -55,9 +55,16 @@ _existing = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--chunks", type=click.IntRange(1), default=4, show_default=True, help="Windows of the text."
 )
 @threads_option
+@force_option
 @json_option
 def command(
-    recording: Path, predictor: Path, out: Path, as_json: bool, target: str, **options: Any
+    recording: Path,
+    predictor: Path,
+    out: Path,
+    force: bool,
+    as_json: bool,
+    target: str,
+    **options: Any,
 ) -> None:
     """Choose the thresholds of a predictor by the recording DIR, and store what they cost.
 
@@ -83,7 +90,8 @@ def command(
 
     inputs = [recording, predictor, options["model"], options["text"]]
     wanted = Target.parse(target)
-    folder = check_target(out, [path for path in inputs if path is not None]).parent
+    given_inputs = [path for path in inputs if path is not None]
+    folder = check_target(out, given_inputs, force=force).parent
     recorded, given = Recording.open(recording), Predictor.open(predictor)
     model, text = options.pop("model"), options.pop("text")
     limits: dict[str, Any] = {name: options.pop(name) for name in ("ctx", "chunks", "threads")}

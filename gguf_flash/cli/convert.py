@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from gguf_flash.cli.options import force_option
 from gguf_flash.cli.progress import progress_bar
 from gguf_flash.cli.sparsity import Sparsify, cost, sparsity_options, take_sparsify
 from gguf_flash.errors import ArgumentError
@@ -101,6 +102,7 @@ def _take_activation(options: dict[str, Any]) -> None:
     "--dense", is_flag=True, help="Write a dense GGUF instead, for gguf-flash collect and others."
 )
 @sparsity_options
+@force_option
 @click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def command(
@@ -113,7 +115,8 @@ def command(
 ) -> None:
     """Convert SRC to a flash-GGUF.
 
-    SRC is a dense GGUF (of a split set the first file) or a Hugging Face model folder.
+    SRC is a dense GGUF (of a split set the first file) or a Hugging Face model folder. The output
+    appears complete or not at all, and not if SRC changed meanwhile.
 
     \b
     Examples:

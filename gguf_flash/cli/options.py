@@ -17,6 +17,7 @@ model_argument = click.argument("model", type=click.Path(exists=True, dir_okay=F
 threads_option = click.option(
     "--threads", type=click.IntRange(1, 1024), help="Threads [default: all this process may use]."
 )
+force_option = click.option("--force", is_flag=True, help="Replace a file that is there already.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 
 

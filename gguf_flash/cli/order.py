@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gguf_flash.cli.options import json_option, threads_option
+from gguf_flash.cli.options import force_option, json_option, threads_option
 from gguf_flash.cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Share of a layer's neurons that the cache will hold.",
 )
+@force_option
 @threads_option
 @json_option
 def command(flash: Path, out: Path, as_json: bool, **options: Any) -> None:

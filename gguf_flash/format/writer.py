@@ -2,7 +2,7 @@
 
 The file grows without a name where the system can do that (Linux), else as a temporary sibling; it
 is flushed to the device and renamed at the end.  Any failure or interrupt, on Linux even a kill,
-leaves nothing but what was there before.
+leaves nothing but what was there before; what a kill did leave elsewhere, the next writer removes.
 """
 
 from __future__ import annotations
@@ -30,6 +30,13 @@ from gguf_flash.format.container import (
 from gguf_flash.format.extents import FileExtent
 from gguf_flash.format.ggml_types import GgmlType
 from gguf_flash.format.layout import FlashLayout, round_up, validate
+from gguf_flash.format.partial import (
+    create_sibling,
+    lock,
+    remove_stale,
+    sibling_name,
+    write_refused,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -101,14 +108,14 @@ class GgufWriter:
         ]
         self.size = start + data_bytes
         self._kv = {**kv, PAD_KEY: pad}
-        self._temp = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
+        self._temp: Path | None = None  # the name that the file has before it has its own
         self._fd = -1
-        self._named = False
         self._index = 0
         self._left = 0
 
     def __enter__(self) -> Self:
         try:
+            remove_stale(self.path)
             self._check_room()
             self._fd = self._open()
             self._put(self._header)
@@ -158,12 +165,13 @@ class GgufWriter:
             try:
                 fd = os.open(self.path.parent, nameless | os.O_WRONLY, 0o666)
                 if os.path.exists(f"/proc/self/fd/{fd}"):
+                    lock(fd)
                     return fd
                 os.close(fd)
             except OSError:
                 pass  # no nameless files here; if it is something worse, the next open says so
-        self._named = True
-        return os.open(self._temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._temp, fd = create_sibling(self.path)
+        return fd
 
     def _put(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
@@ -176,9 +184,8 @@ class GgufWriter:
         os.fsync(self._fd)
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
-            if not self._named:
-                self._temp.unlink(missing_ok=True)
-                self._named = True
+            if self._temp is None:
+                self._temp = sibling_name(self.path)
                 # Only with a folder descriptor does Python follow the entry to the file itself.
                 os.link(f"/proc/self/fd/{self._fd}", self._temp, src_dir_fd=folder)
             os.replace(self._temp, self.path)
@@ -191,7 +198,7 @@ class GgufWriter:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            if self._named:
+            if self._temp is not None:
                 self._temp.unlink(missing_ok=True)
 
     def _check_room(self) -> None:
@@ -204,11 +211,7 @@ class GgufWriter:
             )
 
     def _io_error(self, error: OSError) -> IoError:
-        if isinstance(error, IoError):
-            return error
-        return IoError(
-            f"cannot write '{self.path}': {error.strerror or error}; no partial file was left"
-        )
+        return error if isinstance(error, IoError) else write_refused(self.path, error)
 
 
 class FlashWriter(GgufWriter):
