@@ -20,6 +20,7 @@ from pathlib import Path
 
 from gguf_flash import runtime
 from gguf_flash.converters.activations import differs_from_table
+from gguf_flash.converters.checkpoint import check_checkpoint
 from gguf_flash.converters.dense import DenseModel
 from gguf_flash.converters.unchanged import Unchanged
 from gguf_flash.errors import ArgumentError, FlashError, IoError, ToolError
@@ -196,10 +197,12 @@ def _convert_folder(src: Path, out: Path, outtype: str, locks: Sequence[int]) ->
             f"cannot convert '{src}': it has a 'config.json' but no weights, expected "
             f"{' or '.join(_WEIGHTS)} files; complete the download"
         )
+    check_checkpoint(src)
     _require_torch()
     script = _converter_script()
     env = dict(os.environ)
     paths = [str(script.parent / "gguf-py"), str(script.parent), env.get("PYTHONPATH", "")]
+    env.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
     env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     command = [sys.executable, "-m", "gguf_flash.converters.hf_script", str(script), str(src)]
     command += ["--outfile", str(out), "--outtype", outtype]

@@ -29,18 +29,9 @@ class Parts:
     """
 
     def __init__(self, out: Path, plan: dict[str, Any], force: bool) -> None:
-        self.folder = self._of(out)
+        self.folder = out.with_name(out.name + ".parts")
         self._plan, self._force = plan, force
         self._lock = -1
-
-    @staticmethod
-    def _of(out: Path) -> Path:
-        return out.with_name(out.name + ".parts")
-
-    @classmethod
-    def begun(cls, out: Path) -> bool:
-        """Whether a training of `out` was begun and not finished."""
-        return cls._of(out).is_dir()
 
     def __enter__(self) -> Parts:
         with _system_errors(self.folder):

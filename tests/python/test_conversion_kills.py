@@ -218,10 +218,10 @@ def test_train(tmp_path: Path) -> None:
     words = ("train", recording, "--epochs", 2, "--rank", 8, "--threads", 1, "--quiet")
     usual, killed = tmp_path / "usual", tmp_path / "killed"
     try:
-        seconds = duration(verbs, *words, "--out", usual, "--force")
+        seconds = duration(verbs, *words, "--out", usual)
         for _ in kill_at_random(verbs, (*words, "--out", killed), seconds, "train"):
             assert not killed.exists() or killed.read_bytes() == usual.read_bytes()
-        verbs(*words, "--out", killed)  # refused if the last one was finished
+        assert verbs(*words, "--out", killed) == 0, verbs.log.read_text()
     finally:
         verbs.close()
     assert killed.read_bytes() == usual.read_bytes()
