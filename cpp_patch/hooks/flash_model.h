@@ -56,6 +56,9 @@ private:
 // caller of llama.cpp, which sees a null pointer only.
 [[noreturn]] void flash_refuse(const gguf_flash::Status & status);
 
+// From now on a child that this process forks may compute, too (fork.cpp).
+void make_forks_safe();
+
 // The flash model a virtual tensor belongs to, null for every other tensor. In an allocated graph a
 // view of one belongs to it, too.
 flash_model * flash_model_of(const ggml_tensor * tensor);

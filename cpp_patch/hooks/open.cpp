@@ -163,6 +163,7 @@ gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model 
     const std::vector<std::string> paths = open_paths(ml, label);
     auto engine = gguf_flash::Model::open(paths, label, settings, !ml.no_alloc);
     or_refuse(engine.status());
+    make_forks_safe();
     take_tensors(ml, engine.value()->layout());
     ml.use_mmap = false;
     const bool chosen = settings.activation != gguf_flash::Activation::from_graph || activation_was_chosen(ml);

@@ -67,7 +67,14 @@ uint64_t stream_chunk_bytes(const LayerLayout & layout) {
 }
 
 Model::Model() = default;
-Model::~Model() = default;
+
+Model::~Model() {
+    for (std::unique_ptr<Session> & session : sessions_) {
+        if (session->pid != getpid()) {
+            session.release(); // as in borrow(): in a fork's child there are no threads to join
+        }
+    }
+}
 
 Result<std::shared_ptr<Model>> Model::open(const std::vector<std::string> & paths, const std::string & label,
                                            const Settings & settings, bool with_cache) {
