@@ -21,6 +21,16 @@ class Model:
     def stats(self) -> dict[str, Any]: ...
     def reset_stats(self) -> None: ...
 
+class Interrupt:
+    """Ends a decode through llama_context_params.abort_callback. It must outlive the context."""
+
+    asked: bool
+    def __init__(self) -> None: ...
+    @property
+    def callback(self) -> int: ...
+    @property
+    def user_data(self) -> int: ...
+
 class Recorder:
     """Records FFN inputs and active neurons through llama_context_params.cb_eval.
 

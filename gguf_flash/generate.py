@@ -103,11 +103,11 @@ class Generation:
         self.close()
 
     def close(self) -> None:
-        """Free the model."""
+        """Free the model, from any thread: who iterates gets a FlashError."""
+        self.session.close()  # first: then nobody samples any more
         if self._sampler is not None:
             self.session.api.llama_sampler_free(self._sampler)
             self._sampler = None
-        self.session.close()
 
     def __iter__(self) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")

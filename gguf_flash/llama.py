@@ -6,9 +6,10 @@ Importing this module imports llama_cpp; `gguf_flash.FlashLlama` does so when it
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from gguf_flash._core import raise_last_error
@@ -17,6 +18,7 @@ from gguf_flash.llama_log import LlamaLog
 from gguf_flash.runtime import activate
 from gguf_flash.session import decode_error, engine_of
 from gguf_flash.settings import Settings, check_overrides
+from gguf_flash.turns import Turns
 
 activate()
 
@@ -32,10 +34,55 @@ def _check_names(llama_kwargs: dict[str, Any]) -> None:
             raise ArgumentError(f"FlashLlama takes no keyword '{name}'; check its spelling")
 
 
+class _Freed:
+    """Stands where llama-cpp-python kept pointers to what `close` has freed."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        raise FlashError(f"'{self._path}' was closed; load it again to use it")
+
+
+def _in_turn(name: str) -> Callable[..., Any]:
+    """The method `name` of `Llama`, in a turn of its caller."""
+    usual = getattr(llama_cpp.Llama, name)
+
+    @functools.wraps(usual)
+    def method(self: FlashLlama, *words: Any, **options: Any) -> Any:
+        with self._turns.turn():
+            return usual(self, *words, **options)
+
+    return method
+
+
+def _step_by_step(name: str) -> Callable[..., Any]:
+    """The generator `name` of `Llama`, each step in a turn."""
+    usual = getattr(llama_cpp.Llama, name)
+
+    @functools.wraps(usual)
+    def method(self: FlashLlama, *words: Any, **options: Any) -> Generator[Any, Any, None]:
+        steps, sent = usual(self, *words, **options), None
+        with contextlib.closing(steps):
+            while True:
+                with self._turns.turn():
+                    try:
+                        found = steps.send(sent)
+                    except StopIteration:
+                        return
+                sent = yield found
+
+    return method
+
+
 class FlashLlama(llama_cpp.Llama):
     """A `llama_cpp.Llama` that reads the FFN weights of a flash-GGUF from the SSD.
 
     A dense GGUF works too, as an ordinary `Llama`; its `flash_stats()` is empty.
+
+    Threads take turns: a completion that is not streamed is one turn, else each of its steps is.
+    For texts at the same time, use an object for each. `close` may be called from any thread; what
+    another one runs then ends in a FlashError, as everything does afterwards.
 
     Args:
         model_path: the model.
@@ -70,6 +117,7 @@ class FlashLlama(llama_cpp.Llama):
         threads: int | None = None,
         **llama_kwargs: Any,
     ) -> None:
+        self._turns = Turns(os.fspath(model_path))
         self.settings = Settings(
             ram=ram,
             window=window,
@@ -115,28 +163,43 @@ class FlashLlama(llama_cpp.Llama):
     def flash_stats(self) -> dict[str, Any]:
         """The engine's counters, readable at any moment: "total", "layers", "reader", "memory",
         "settings". {} for a dense model."""
-        return {} if self._engine is None else self._engine.stats()
+        engine = self._engine
+        return {} if engine is None else engine.stats()
 
     def reset_flash_stats(self) -> None:
         """Set the counters to zero."""
-        if self._engine is not None:
-            self._engine.reset_stats()
+        if (engine := self._engine) is not None:
+            engine.reset_stats()
 
     def close(self) -> None:
-        """Free the model and its engine."""
-        self._engine = None
-        if hasattr(self, "_stack"):  # not there when __init__ refused its arguments
-            super().close()
+        """Free the model and its engine, when the step that another thread is in has ended."""
+        if not hasattr(self, "_turns"):  # __init__ refused its arguments
+            return
+        with self._turns.last() as still_open:
+            self._engine = None
+            if still_open and hasattr(self, "_stack"):
+                super().close()
+                for name in ("_model", "_ctx", "_batch"):
+                    setattr(self, name, _Freed(self.model_path))
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens; a failed read raises a FlashError and leaves the model usable."""
-        with self._explained():
+        with self._turns.turn(), self._explained():
             super().eval(tokens)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """Embed text; a failed read raises a FlashError and leaves the model usable."""
-        with self._explained():
+        with self._turns.turn(), self._explained():
             return super().embed(*args, **kwargs)
+
+    tokenize = _in_turn("tokenize")
+    detokenize = _in_turn("detokenize")
+    reset = _in_turn("reset")
+    sample = _in_turn("sample")
+    save_state = _in_turn("save_state")
+    load_state = _in_turn("load_state")
+    generate = _step_by_step("generate")
+    _create_completion = _step_by_step("_create_completion")
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,13 @@ from gguf_flash.errors import ArgumentError, FlashError, UnsupportedError
 from gguf_flash.llama_api import low_level
 from gguf_flash.llama_log import LlamaLog
 from gguf_flash.settings import Settings, check_overrides
+from gguf_flash.turns import Turns
 
 if TYPE_CHECKING:
-    from gguf_flash._core import Meter, Model, Recorder
+    from gguf_flash._core import Interrupt, Meter, Model, Recorder
 
-_NO_ROOM = 1
+_NO_ROOM, _ABORTED = 1, 2
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 def default_threads() -> int:
@@ -36,20 +39,35 @@ def engine_of(api: Any, model: int) -> Model | None:
     return _core.attached(model)
 
 
+def new_interrupt() -> Interrupt:
+    """A means to end a decode."""
+    from gguf_flash import _core
+
+    return _core.Interrupt()
+
+
 def decode_error(model: int, status: int) -> FlashError:
     """The exception for a decode that llama.cpp ended with `status`; raises the engine's own."""
     from gguf_flash import _core
 
     if status == _NO_ROOM:
         return ArgumentError("the context is full; make it larger (--ctx, n_ctx)")
+    if status == _ABORTED:
+        return FlashError("the decode was interrupted; the model may be used again")
     _core.raise_last_error(model)
     return FlashError(f"llama_decode returned {status} and the engine gave no reason")
+
+
+def interrupt_all() -> None:
+    """`Session.interrupt` for every session of this process."""
+    for session in list(_sessions):
+        session.interrupt()
 
 
 class Session:
     """A model, dense or flash, and its context.
 
-    Use it as a context manager, or call `close`. One thread at a time. With `repack` off, llama.cpp
+    Use it as a context manager, or call `close`. Threads take turns. With `repack` off, llama.cpp
     leaves quantized weights as they lie in the file; else it copies some into a faster order, in
     RAM that no file backs. `shown` is what messages call the model, when `path` was made from
     something else.
@@ -68,6 +86,9 @@ class Session:
         self.shown = os.fspath(shown or path)
         self.api = low_level()
         self.log = LlamaLog(self.api)
+        self._turns = Turns(self.shown)
+        self._interrupt = new_interrupt()
+        _sessions.add(self)
         self._context: int | None = None
         self._batch: Any = None
         self._watcher: Recorder | Meter | None = None
@@ -96,7 +117,19 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Free the context, then the model. The engine's object must not be used afterwards."""
+        """Free the context, then the model. A decode under way is interrupted first.
+
+        The engine's object must not be used afterwards, and no other method: they raise FlashError.
+        """
+        self.interrupt()
+        with self._turns.last():
+            self._free()
+
+    def interrupt(self) -> None:
+        """Let the decode under way, or else the next, end with a FlashError; from any thread."""
+        self._interrupt.asked = True
+
+    def _free(self) -> None:
         self.engine = None
         if self._batch is not None:
             self.api.llama_batch_free(self._batch)
@@ -141,6 +174,8 @@ class Session:
         params.n_threads = params.n_threads_batch = threads or default_threads()
         if not flash_attention:
             params.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.abort_callback = api.ggml_abort_callback(self._interrupt.callback)
+        params.abort_callback_data = self._interrupt.user_data
         if watcher is not None:
             self._watcher = watcher  # the context keeps its address
             params.cb_eval = api.ggml_backend_sched_eval_callback(watcher.callback)
@@ -160,25 +195,31 @@ class Session:
 
     def is_end(self, token: int) -> bool:
         """Whether `token` ends a text."""
-        return bool(self.api.llama_vocab_is_eog(self._vocab, token))
+        with self._turns.turn():
+            return bool(self.api.llama_vocab_is_eog(self._vocab, token))
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         """Tokens of `text`, begin token included; `special` reads "<|im_end|>" as one token."""
         data = text.encode("utf-8", "surrogateescape")  # an argument's bytes as they were
         room = len(data) + 2
         tokens = (self.api.llama_token * room)()
-        count = self.api.llama_tokenize(self._vocab, data, len(data), tokens, room, True, special)
+        with self._turns.turn():
+            count = self.api.llama_tokenize(
+                self._vocab, data, len(data), tokens, room, True, special
+            )
         if count < 0:
             raise ArgumentError(f"cannot tokenize a text of {len(data)} bytes for '{self.shown}'")
         return list(tokens[:count])
 
     def piece(self, token: int) -> bytes:
         """The bytes that `token` stands for; part of a character is possible."""
+        piece = self.api.llama_token_to_piece
         buffer = ctypes.create_string_buffer(256)
-        count = self.api.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, False)
-        if count < 0:
-            buffer = ctypes.create_string_buffer(-count)
-            count = self.api.llama_token_to_piece(self._vocab, token, buffer, -count, 0, False)
+        with self._turns.turn():
+            count = piece(self._vocab, token, buffer, len(buffer), 0, False)
+            if count < 0:
+                buffer = ctypes.create_string_buffer(-count)
+                count = piece(self._vocab, token, buffer, -count, 0, False)
         return buffer.raw[:count]
 
     def chat_prompt(self, message: str) -> str:
@@ -217,7 +258,8 @@ class Session:
 
     def clear(self) -> None:
         """Forget all decoded tokens."""
-        self.api.llama_memory_clear(self.api.llama_get_memory(self._context), True)
+        with self._turns.turn():
+            self.api.llama_memory_clear(self.api.llama_get_memory(self._context), True)
 
     def decode(self, tokens: Sequence[int], position: int, wanted: int) -> None:
         """Decode `tokens` (at most n_batch) from `position` on, with logits of the last `wanted`.
@@ -232,6 +274,16 @@ class Session:
         self._run(self.api.llama_encode, tokens, 0, len(tokens))
 
     def _run(self, call: Any, tokens: Sequence[int], position: int, wanted: int) -> None:
+        with self._turns.turn():
+            self._fill_batch(tokens, position, wanted)
+            status = call(self._context, self._batch)
+            if status == _ABORTED:
+                self._interrupt.asked = False
+            if status != 0:
+                assert self._model is not None
+                raise decode_error(self._model, status)
+
+    def _fill_batch(self, tokens: Sequence[int], position: int, wanted: int) -> None:
         batch = self._batch
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
@@ -240,10 +292,6 @@ class Session:
             batch.n_seq_id[i] = 1
             batch.seq_id[i][0] = 0
             batch.logits[i] = i >= len(tokens) - wanted
-        status = call(self._context, batch)
-        if status != 0:
-            assert self._model is not None
-            raise decode_error(self._model, status)
 
     def logits(self, rows: int) -> Any:
         """float32 (rows, n_vocab), a numpy view of llama.cpp's memory until the next decode."""
@@ -254,7 +302,8 @@ class Session:
 
     def sample(self, sampler: int) -> int:
         """Choose a token from the last row of logits and tell `sampler`."""
-        return int(self.api.llama_sampler_sample(sampler, self._context, -1))
+        with self._turns.turn():
+            return int(self.api.llama_sampler_sample(sampler, self._context, -1))
 
 
 def override_array(api: Any, overrides: Mapping[str, int | str]) -> Any:

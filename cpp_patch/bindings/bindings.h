@@ -14,6 +14,7 @@ void init_machine(pybind11::module_ & m);
 void init_device(pybind11::module_ & m);
 void init_recorder(pybind11::module_ & m);
 void init_meter(pybind11::module_ & m);
+void init_interrupt(pybind11::module_ & m);
 
 // Raises the class of gguf_flash.errors that belongs to the status; returns when it is ok.
 void raise_if_failed(const Status & status);

@@ -9,4 +9,5 @@ PYBIND11_MODULE(_core, m) {
     gguf_flash::init_device(m);
     gguf_flash::init_recorder(m);
     gguf_flash::init_meter(m);
+    gguf_flash::init_interrupt(m);
 }

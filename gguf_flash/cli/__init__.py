@@ -10,6 +10,7 @@ import click
 from gguf_flash import __version__
 from gguf_flash.cli.modules import ModuleGroup
 from gguf_flash.errors import FlashError
+from gguf_flash.interrupt import signals_interrupt
 
 VERBS = (
     "convert",
@@ -43,7 +44,7 @@ class Verbs(ModuleGroup):
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _end)  # so that temporary files go and children end
         try:
-            return super().invoke(ctx)
+            return self._invoke(ctx)
         except BrokenPipeError:
             raise  # click ends quietly when the reader of our output has gone
         except FlashError as error:
@@ -55,6 +56,18 @@ class Verbs(ModuleGroup):
             click.echo(err=True)
             ctx.exit(_INTERRUPTED)
         ctx.exit(_REFUSED)
+
+    def _invoke(self, ctx: click.Context) -> object:
+        """Run the verb, and let a signal end a decode as if its handler had."""
+        with signals_interrupt((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)) as received:
+            try:
+                return super().invoke(ctx)
+            except FlashError:
+                if received.number == signal.SIGINT:
+                    raise KeyboardInterrupt from None
+                if received.number:
+                    _end(received.number, None)
+                raise
 
 
 def _end(number: int, frame: FrameType | None) -> None:

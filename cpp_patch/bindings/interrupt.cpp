@@ -1,0 +1,36 @@
+#include "bindings.h"
+
+#include <atomic>
+
+namespace py = pybind11;
+
+namespace gguf_flash {
+
+namespace {
+
+struct Interrupt {
+    std::atomic<bool> asked{ false };
+
+    // For llama_context_params.abort_callback, which every node of a graph calls.
+    static bool answer(void * data) { return static_cast<Interrupt *>(data)->asked.load(std::memory_order_relaxed); }
+};
+
+} // namespace
+
+void init_interrupt(py::module_ & m) {
+    py::class_<Interrupt>(m, "Interrupt",
+                          "Ends a decode through llama_context_params.abort_callback. It must outlive the context; any "
+                          "thread may use it.")
+        .def(py::init<>())
+        .def_property_readonly(
+            "callback", [](const Interrupt &) { return reinterpret_cast<uintptr_t>(&Interrupt::answer); },
+            "Address of the function for abort_callback.")
+        .def_property_readonly(
+            "user_data", [](const Interrupt & s) { return reinterpret_cast<uintptr_t>(&s); },
+            "Address for abort_callback_data.")
+        .def_property(
+            "asked", [](const Interrupt & s) { return s.asked.load(); },
+            [](Interrupt & s, bool value) { s.asked.store(value); }, "Whether the decode under way is to end.");
+}
+
+} // namespace gguf_flash
