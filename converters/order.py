@@ -20,6 +20,7 @@ from gguf_flash.errors import ArgumentError
 from gguf_flash.format.container import encode_value
 from gguf_flash.format.layout import LayerBundle
 from gguf_flash.format.reader import read_layout
+from gguf_flash.predictor.publish import refuse_existing
 from gguf_flash.progress import Progress
 
 __all__ = ["Ordered", "OrderedLayer", "order"]
