@@ -60,9 +60,8 @@ Result<std::shared_ptr<File>> File::open(const std::string & path, const std::st
     if (file->direct_) {
         file->align_ = direct_alignment(file->fd_);
         if (!direct_reads_work(file->fd_, file->align_)) {
-            file->direct_ = false;
+            file->read_buffered();
             file->align_ = 1;
-            fcntl(file->fd_, F_SETFL, fcntl(file->fd_, F_GETFL) & ~O_DIRECT);
         }
     }
 #endif
@@ -72,6 +71,13 @@ Result<std::shared_ptr<File>> File::open(const std::string & path, const std::st
     }
     file->size_ = uint64_t(info.st_size);
     return file;
+}
+
+void File::read_buffered() const {
+#ifdef O_DIRECT
+    fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) & ~O_DIRECT);
+#endif
+    direct_ = false;
 }
 
 File::~File() {

@@ -1,16 +1,37 @@
-// What the readers share: progress of one operation, injected faults, choice of a reader.
-#include "gguf_flash/round.h"
+// What the readers share: progress of one operation, choice of a reader, what an error means.
 #include "readers.h"
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
-#include <sstream>
 #include <thread>
 
 namespace gguf_flash {
+
+namespace {
+
+// A device that is never ready must end in an error: after so many EAGAIN in a row, most of them a
+// millisecond apart, nobody waits on.
+constexpr int most_fruitless = 1000, hasty = 16;
+
+// Whether a read that gave nothing is to be begun again.
+bool begins_again(ReadOp & op, int64_t result) {
+    if (result == -EAGAIN && ++op.fruitless < most_fruitless) {
+        if (op.fruitless > hasty) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        return true;
+    }
+    if (result == -EINVAL && !op.refused && op.file->align() > 1) {
+        op.refused = true;
+        op.file->read_buffered();
+        return true;
+    }
+    return result == -EINTR;
+}
+
+} // namespace
 
 bool advance(ReadOp & op, uint64_t n) {
     op.got += n;
@@ -26,9 +47,10 @@ bool advance(ReadOp & op, uint64_t n) {
 }
 
 bool settle(ReadOp & op, int64_t result) {
-    if (result == -EINTR || result == -EAGAIN) {
+    if (begins_again(op, result)) {
         return false;
     }
+    op.fruitless = 0;
     if (result < 0) {
         op.error = int(-result);
         return true;
@@ -41,63 +63,34 @@ bool settle(ReadOp & op, int64_t result) {
         return true;
     }
     // A direct read that stops inside a block stopped at the end of the file.
-    if (op.got % op.file->align() != 0) {
+    if (op.file->direct() && op.got % op.file->align() != 0) {
         op.error = ENODATA;
         return true;
     }
     return false;
 }
 
-Result<std::shared_ptr<FaultPlan>> FaultPlan::parse(const std::string & text) {
-    auto plan = std::make_shared<FaultPlan>();
-    std::stringstream items(text);
-    std::string item;
-    while (std::getline(items, item, ',')) {
-        const size_t colon = item.find(':');
-        char * end = nullptr;
-        const uint64_t n = colon == std::string::npos ? 0 : std::strtoull(item.c_str() + colon + 1, &end, 10);
-        const std::string name = item.substr(0, colon);
-        uint64_t * field = name == "eio"   ? &plan->eio_
-                         : name == "short" ? &plan->short_
-                         : name == "again" ? &plan->again_
-                         : name == "delay" ? &plan->delay_us_
-                                           : nullptr;
-        if (field == nullptr || n == 0 || *end != 0 || (name == "again" && n < 2)) { // again:1 would never end
-            return Status(Code::argument, "cannot use fault plan '" + text +
-                                              "': items eio:N, short:N, again:N or "
-                                              "delay:MICROSECONDS expected, found '" +
-                                              item + "'");
-        }
-        *field = n;
-    }
-    return plan;
-}
-
-int64_t FaultPlan::apply(int64_t result, uint64_t align) {
-    static std::mutex mutex; // readers of several contexts share a plan
-    uint64_t count;
-    {
-        std::lock_guard<std::mutex> lock(mutex);
-        count = ++count_;
-    }
-    if (delay_us_ != 0) {
-        std::this_thread::sleep_for(std::chrono::microseconds(delay_us_));
-    }
-    if (eio_ != 0 && count == eio_) {
-        return -EIO;
-    }
-    if (again_ != 0 && count % again_ == 0) {
-        return -EAGAIN;
-    }
-    if (short_ != 0 && count % short_ == 0 && result > int64_t(align)) {
-        return int64_t(std::max(round_down(uint64_t(result) / 2, align), align));
-    }
-    return result;
-}
-
 std::string read_error(int error) {
-    return error == ENODATA ? "the file ends before it; it was truncated or replaced, restore it"
-                            : std::strerror(error);
+    const char * advice = "check the disk, then try again";
+    switch (error) {
+        case ENODATA: return "the file ends before it; it was truncated or replaced, restore it";
+        case EIO:
+            advice = "the disk or its connection failed, see the kernel's log (dmesg); try again, or copy the file to "
+                     "another disk";
+            break;
+        case ENODEV:
+        case ENXIO:
+        case ESTALE:
+            advice = "the disk that holds it is gone; connect it, then try again or load the model again";
+            break;
+        case EAGAIN: advice = "the disk is never ready; try again when it is less busy"; break;
+        case ENOMEM: advice = "the system has no memory for reads; close programs or set a smaller ram"; break;
+        case EPERM:
+        case EACCES:
+        case ENOSYS: advice = "a sandbox forbids this way of reading; load the model again with reader 'pread'"; break;
+        default: break;
+    }
+    return std::string(std::strerror(error)) + "; " + advice;
 }
 
 Result<ReaderKind> parse_reader(const std::string & name) {
@@ -113,17 +106,29 @@ Result<ReaderKind> parse_reader(const std::string & name) {
     return Status(Code::argument, "unknown reader '" + name + "'; use auto, io_uring or pread");
 }
 
+static Result<std::unique_ptr<Reader>> make_plain_reader(ReaderKind kind, int depth,
+                                                         const std::shared_ptr<FaultPlan> & faults) {
+    if (kind == ReaderKind::pread) {
+        return make_pread_reader(depth, faults);
+    }
+    const int denied = faults ? faults->uring_error() : 0;
+    Result<std::unique_ptr<Reader>> uring = denied != 0 ? no_uring(denied) : make_uring_reader(depth, faults);
+    return uring.ok() || kind == ReaderKind::io_uring ? std::move(uring) : make_pread_reader(depth, faults);
+}
+
 Result<std::unique_ptr<Reader>> make_reader(ReaderKind kind, int depth, std::shared_ptr<FaultPlan> faults) {
     if (depth < 1 || depth > 4096) {
         return Status(Code::argument, "a read depth from 1 to 4096 expected, found " + std::to_string(depth));
     }
-    if (kind != ReaderKind::pread) {
-        Result<std::unique_ptr<Reader>> uring = make_uring_reader(depth, faults);
-        if (uring.ok() || kind == ReaderKind::io_uring) {
-            return uring;
-        }
+    Result<std::unique_ptr<Reader>> reader = make_plain_reader(kind, depth, faults);
+    if (reader.ok() && faults && faults->reorder() > 1) {
+        return reordering(std::move(reader.value()), faults->reorder());
     }
-    return make_pread_reader(depth, faults);
+    return reader;
+}
+
+Status no_uring(int error) {
+    return { Code::io, std::string("io_uring is not available: ") + std::strerror(error) + "; use the reader 'pread'" };
 }
 
 std::string io_uring_problem() {

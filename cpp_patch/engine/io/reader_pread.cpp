@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <condition_variable>
 #include <deque>
+#include <mutex>
 #include <thread>
 
 namespace gguf_flash {

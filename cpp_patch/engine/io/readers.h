@@ -3,8 +3,6 @@
 
 #include "gguf_flash/reader.h"
 
-#include <mutex>
-
 namespace gguf_flash {
 
 // Books one result of the operating system (bytes or negative errno); true when op is finished,
@@ -13,5 +11,11 @@ bool settle(ReadOp & op, int64_t result);
 
 Result<std::unique_ptr<Reader>> make_uring_reader(int depth, std::shared_ptr<FaultPlan> faults);
 Result<std::unique_ptr<Reader>> make_pread_reader(int depth, std::shared_ptr<FaultPlan> faults);
+
+// Why there is no io_uring reader.
+Status no_uring(int error);
+
+// inner, whose results are held back until n are there or none is under way, and then come last first.
+std::unique_ptr<Reader> reordering(std::unique_ptr<Reader> inner, size_t n);
 
 } // namespace gguf_flash

@@ -8,6 +8,7 @@
 
 #include <sys/uio.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -27,15 +28,18 @@ public:
 
     int fd() const { return fd_; }
     bool direct() const { return direct_; }
-    // Offsets, lengths and addresses of reads must be multiples of this; 1 when buffered.
+    // Offsets, lengths and addresses of reads must be multiples of this; 1 when buffered from the start.
     uint64_t align() const { return align_; }
+    // From now on reads go through the page cache: the file system refused one without, as some do only
+    // for some reads. Any thread may call it; reads under way are not disturbed.
+    void read_buffered() const;
     uint64_t size() const { return size_; }
     const std::string & label() const { return label_; }
 
 private:
     File() = default;
     int fd_ = -1;
-    bool direct_ = false;
+    mutable std::atomic<bool> direct_{ false };
     uint64_t align_ = 1;
     uint64_t size_ = 0;
     std::string label_;
@@ -56,21 +60,39 @@ struct ReadOp {
 
     int error = 0; // errno once done; 0 is success, ENODATA the end of the file
     uint64_t got = 0;
-    int first = 0; // first segment not yet full
+    int first = 0;        // first segment not yet full
+    int fruitless = 0;    // EAGAIN in a row
+    bool refused = false; // EINVAL already sent it to the page cache once
 };
 
-// Makes reads fail on purpose, beneath the retry logic of every reader. For tests.
-// A plan is a list such as "eio:100,short:3,again:5,delay:200": the 100th read gives EIO (once), every
-// third comes back short, every fifth gives EAGAIN first, each takes 200 microseconds more.
+// Makes reads fail on purpose, beneath the retry logic of every reader. For tests. A plan is a list such as
+// "eio:100,short:3" of these; reads are counted from 1, and one that is begun again counts again:
+//   eio:N          the Nth gives EIO, once
+//   einval:N       the Nth gives EINVAL, once, as of a file system that refuses a direct read
+//   vanish:N[-M]   all from the Nth on, up to the Mth, give ENODEV: a device that goes, and comes back
+//   short:N        every Nth comes back short
+//   again:N        every Nth gives EAGAIN first; again:1 never anything else
+//   delay:N        each takes N microseconds more
+//   stall:N        the Nth takes three seconds more
+//   reorder:N      results are held back until N are there, and come last first
+//   uring:EPERM    io_uring is denied, as by a sandbox; uring:ENOSYS as by an old kernel
 class FaultPlan {
 public:
     static Result<std::shared_ptr<FaultPlan>> parse(const std::string & text);
     // What the operating system "returned": a byte count or a negative errno, perhaps made worse.
     int64_t apply(int64_t result, uint64_t align);
 
+    size_t reorder() const { return size_t(reorder_); } // 0: as they come
+    int uring_error() const { return uring_error_; }    // errno of io_uring_setup, 0: none
+
 private:
-    uint64_t eio_ = 0, short_ = 0, again_ = 0, delay_us_ = 0;
-    uint64_t count_ = 0;
+    bool set(const std::string & name, const std::string & value);
+    bool set_number(const std::string & name, const std::string & value);
+
+    uint64_t eio_ = 0, einval_ = 0, short_ = 0, again_ = 0, delay_us_ = 0, stall_ = 0, reorder_ = 0;
+    uint64_t vanish_ = 0, back_ = UINT64_MAX; // first and last read without a device
+    int uring_error_ = 0;
+    std::atomic<uint64_t> count_{ 0 }; // readers of several contexts share a plan
 };
 
 class Reader {
