@@ -11,17 +11,27 @@ namespace gguf_flash {
 
 namespace {
 
-// A device that is never ready must end in an error: after so many EAGAIN in a row, most of them a
-// millisecond apart, nobody waits on.
-constexpr int most_fruitless = 1000, hasty = 16;
+using Clock = std::chrono::steady_clock;
+
+// A device that is never ready must end in an error.
+constexpr std::chrono::seconds patience(1);
+constexpr int hasty = 16; // attempts before each further one waits a moment
+
+bool still_patient(ReadOp & op) {
+    op.fruitless += 1;
+    if (op.fruitless == 1) {
+        op.unready = Clock::now();
+    } else if (op.fruitless > hasty) {
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+        return Clock::now() - op.unready < patience;
+    }
+    return true;
+}
 
 // Whether a read that gave nothing is to be begun again.
 bool begins_again(ReadOp & op, int64_t result) {
-    if (result == -EAGAIN && ++op.fruitless < most_fruitless) {
-        if (op.fruitless > hasty) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        }
-        return true;
+    if (result == -EAGAIN) {
+        return still_patient(op);
     }
     if (result == -EINVAL && !op.refused && op.file->align() > 1) {
         op.refused = true;

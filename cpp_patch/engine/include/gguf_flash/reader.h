@@ -9,6 +9,7 @@
 #include <sys/uio.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -61,8 +62,9 @@ struct ReadOp {
     int error = 0; // errno once done; 0 is success, ENODATA the end of the file
     uint64_t got = 0;
     int first = 0;        // first segment not yet full
-    int fruitless = 0;    // EAGAIN in a row
+    int fruitless = 0;    // EAGAIN in a row, the first of them at unready
     bool refused = false; // EINVAL already sent it to the page cache once
+    std::chrono::steady_clock::time_point unready;
 };
 
 // Makes reads fail on purpose, beneath the retry logic of every reader. For tests. A plan is a list such as
