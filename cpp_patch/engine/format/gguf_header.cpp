@@ -1,6 +1,7 @@
 #include "gguf_header.h"
 
 #include "ggml.h"
+#include "gguf_flash/reader.h"
 #include "gguf_flash/round.h"
 
 #include <algorithm>
@@ -56,15 +57,25 @@ public:
     uint64_t left() const { return std::min(size_, max_header) - std::min(position_, max_header); }
 
     bool bytes(void * to, uint64_t n) {
-        if (n > left() || std::fread(to, 1, n, file_) != n) {
+        if (n > left()) {
+            return false;
+        }
+        if (std::fread(to, 1, n, file_) != n) {
+            error_ = std::ferror(file_) != 0 ? errno : ENODATA;
             return false;
         }
         position_ += n;
         return true;
     }
+    // Why the disk did not give what the file's size promised, 0: it did.
+    int error() const { return error_; }
     template <typename T> bool get(T & value) { return bytes(&value, sizeof(T)); }
     bool skip(uint64_t n) {
-        if (n > left() || fseeko(file_, off_t(n), SEEK_CUR) != 0) {
+        if (n > left()) {
+            return false;
+        }
+        if (fseeko(file_, off_t(n), SEEK_CUR) != 0) {
+            error_ = errno;
             return false;
         }
         position_ += n;
@@ -83,6 +94,7 @@ private:
     std::FILE * file_;
     uint64_t size_;
     uint64_t position_ = 0;
+    int error_ = 0;
 };
 
 bool read_scalar(Cursor & in, Value & value) {
@@ -201,6 +213,11 @@ public:
         for (auto step :
              { &HeaderReader::start, &HeaderReader::keys, &HeaderReader::tensors, &HeaderReader::alignment }) {
             Status status = (this->*step)();
+            if (in_.error() != 0) { // whatever the step made of it
+                return Status(Code::io, "cannot read '" + label_ + "' at byte " + std::to_string(in_.position()) +
+                                            " of " + std::to_string(header_.file_size) + ": " +
+                                            read_error(in_.error()));
+            }
             if (!status.ok()) {
                 return status;
             }

@@ -9,6 +9,9 @@
 #include "split_set.h"
 #include "threshold_keys.h"
 
+#include <unistd.h>
+
+#include <climits>
 #include <cstdio>
 #include <set>
 
@@ -331,11 +334,21 @@ private:
 
 } // namespace
 
+// What the user knows a file as: for one that was opened again through /proc, where that leads.
+static std::string shown_path(const std::string & path) {
+    char name[PATH_MAX];
+    const bool link = path.rfind("/proc/self/fd/", 0) == 0;
+    const ssize_t n = link ? readlink(path.c_str(), name, sizeof(name)) : -1;
+    return n > 0 ? std::string(name, size_t(n)) : path;
+}
+
 Result<Layout> read_layout(const std::vector<std::string> & paths, const std::string & label) {
     std::vector<Header> headers;
+    std::vector<std::string> labels;
     for (size_t i = 0; i < paths.size(); ++i) {
-        Result<Header> header = format::read_header(paths[i], i == 0 ? label : paths[i]);
-        if (!header.ok() && i > 0 && header.status().code() == Code::io) {
+        labels.push_back(i == 0 ? label : shown_path(paths[i]));
+        Result<Header> header = format::read_header(paths[i], labels[i]);
+        if (!header.ok() && i > 0 && access(paths[i].c_str(), F_OK) != 0) {
             return Status(Code::corrupt, "cannot use '" + label + "': " + header.status().message() +
                                              "; put all files of the split set in one folder (SPEC R19)");
         }
@@ -350,6 +363,7 @@ Result<Layout> read_layout(const std::vector<std::string> & paths, const std::st
     Result<Layout> layout = LayoutReader(label, std::move(headers)).run();
     if (layout.ok()) {
         layout.value().files = paths;
+        layout.value().labels = std::move(labels);
     }
     return layout;
 }

@@ -127,8 +127,10 @@ Status read_tensor(const Layout & layout, const TensorPlace & place, std::vector
     to.resize(place.bytes);
     if (!file || fseeko(file.get(), off_t(place.offset), SEEK_SET) != 0 ||
         std::fread(to.data(), 1, to.size(), file.get()) != to.size()) {
-        return { Code::io, "cannot read tensor '" + place.name + "' of '" + path +
-                               "': " + read_error(file && !std::ferror(file.get()) ? ENODATA : errno) };
+        const int error = file && !std::ferror(file.get()) ? ENODATA : errno;
+        return { Code::io, "cannot read tensor '" + place.name + "' (" + std::to_string(place.bytes) +
+                               " bytes at byte " + std::to_string(place.offset) + ") of '" + layout.labels[place.file] +
+                               "': " + read_error(error) };
     }
     return {};
 }

@@ -86,7 +86,8 @@ struct TensorPlace {
 };
 
 struct Layout {
-    std::vector<std::string> files; // one, or all files of a split set in order
+    std::vector<std::string> files;  // one, or all files of a split set in order
+    std::vector<std::string> labels; // their names in messages
     uint32_t version = 0;
     Select select = Select::all;
     Activation activation = Activation::from_graph;
