@@ -33,8 +33,8 @@ void FfnRun::reserve_lanes() {
     const size_t bytes = size_t(in_.n_tokens) * code_lanes * n_embd_ * sizeof(float);
     const bool fits = bytes <= s.lanes.bytes() && (s.lanes.bytes() <= kept_lanes || s.lanes.bytes() / 4 <= bytes);
     if (!fits && !s.lanes.allocate(bytes)) {
-        fail({ Code::ram_too_small, "cannot reserve " + std::to_string(bytes >> 20) + " MiB for a prompt of " +
-                                        std::to_string(in_.n_tokens) + " tokens; set a smaller micro-batch" });
+        fail(without_memory("reserve " + std::to_string(bytes) + " bytes for a micro-batch of " +
+                            std::to_string(in_.n_tokens) + " tokens of '" + op_.model_->label() + "'"));
     }
 }
 

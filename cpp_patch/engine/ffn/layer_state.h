@@ -25,6 +25,9 @@ private:
     size_t bytes_ = 0;
 };
 
+// The Status of whatever ran out of memory.
+Status without_memory(const std::string & doing);
+
 // A neuron that was read ahead: its bundle is in its slot, or could not be read.
 struct Arrival {
     uint32_t neuron;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <map>
+#include <new>
 #include <utility>
 
 namespace gguf_flash {
@@ -28,6 +29,12 @@ std::string mib(uint64_t bytes) {
 }
 
 } // namespace
+
+Status without_memory(const std::string & doing) {
+    return { Code::ram_too_small, "cannot " + doing +
+                                      ": the system has no memory left for it; set a smaller ram or close programs, "
+                                      "then try again" };
+}
 
 void Counters::add(const Counters & o) {
     tokens += o.tokens;
@@ -66,7 +73,9 @@ uint64_t stream_chunk_bytes(const LayerLayout & layout) {
     return std::max(neurons, unit) * layout.stride;
 }
 
-Model::Model() = default;
+Model::Model() {
+    sessions_.reserve(kept_sessions); // giving one back must not fail
+}
 
 Model::~Model() {
     for (std::unique_ptr<Session> & session : sessions_) {
@@ -77,6 +86,15 @@ Model::~Model() {
 }
 
 Result<std::shared_ptr<Model>> Model::open(const std::vector<std::string> & paths, const std::string & label,
+                                           const Settings & settings, bool with_cache) {
+    try {
+        return load(paths, label, settings, with_cache);
+    } catch (const std::bad_alloc &) {
+        return without_memory("open '" + label + "'");
+    }
+}
+
+Result<std::shared_ptr<Model>> Model::load(const std::vector<std::string> & paths, const std::string & label,
                                            const Settings & settings, bool with_cache) {
     std::shared_ptr<Model> model(new Model());
     model->label_ = label;
@@ -121,7 +139,7 @@ Status Model::override_thresholds() {
 
 Status Model::prepare() {
     for (size_t i = 0; i < layout_.files.size(); ++i) {
-        Result<std::shared_ptr<File>> file = File::open(layout_.files[i], i == 0 ? label_ : layout_.files[i]);
+        Result<std::shared_ptr<File>> file = File::open(layout_.files[i], layout_.labels[i]);
         if (!file.ok()) {
             return file.status();
         }
@@ -206,8 +224,8 @@ Status Model::allocate() {
         layers_.emplace_back(new LayerState(l, *files_[l.file], n, settings_));
         layers_.back()->trash = trash_->data();
         if (!layers_.back()->slots.allocate(n * slot)) {
-            return { Code::ram_too_small, "cannot reserve " + mib(n * slot) + " for the neuron cache of layer " +
-                                              std::to_string(l.layer) + "; set a smaller ram" };
+            return without_memory("reserve " + mib(n * slot) + " for the neuron cache of layer " +
+                                  std::to_string(l.layer) + " of '" + label_ + "'");
         }
         cache_bytes_ += n * slot;
         if (l.has_codes()) {

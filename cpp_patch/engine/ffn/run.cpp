@@ -4,11 +4,15 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <thread>
 
 namespace gguf_flash {
 
 void Barrier::wait(int nth) {
+    if (breached()) {
+        throw Breached();
+    }
     if (nth <= 1) {
         return;
     }
@@ -21,8 +25,16 @@ void Barrier::wait(int nth) {
     for (int spins = 0; generation_.load(std::memory_order_acquire) == generation; ++spins) {
         if (spins > 200) {
             std::this_thread::yield();
+            if (breached()) {
+                throw Breached();
+            }
         }
     }
+}
+
+void Barrier::mend() {
+    arrived_.store(0);
+    breached_.store(false);
 }
 
 float score_limit(float threshold) {
@@ -36,24 +48,38 @@ FfnOp::~FfnOp() = default;
 void FfnOp::run(const FfnInput & in, int ith, int nth) {
     if (ith == 0) {
         status_ = Status();
-        Result<std::unique_ptr<Session>> session = model_->borrow();
-        if (session.ok()) {
-            session_ = std::move(session.value());
-        } else {
+        try {
+            Result<std::unique_ptr<Session>> session = model_->borrow();
+            session_ = session.ok() ? std::move(session.value()) : nullptr;
             status_ = session.status();
+        } catch (const std::bad_alloc &) {
+            status_ = out_of_memory();
         }
     }
-    barrier_.wait(nth);
+    ends_.wait(nth);
     if (session_ != nullptr) {
-        FfnRun(*this, in, ith, nth).execute();
-    } else if (ith == 0) {
-        for (uint32_t t = 0; t < in.n_tokens; ++t) {
-            std::memset(in.out + t * in.out_stride, 0, model_->layout().n_embd * sizeof(float));
+        FfnRun run(*this, in, ith, nth);
+        run.execute();
+        ends_.wait(nth);
+        if (ith == 0 && barrier_.breached()) {
+            run.abandon();
         }
+    } else if (ith == 0) {
+        clear(in);
     }
-    barrier_.wait(nth);
     if (ith == 0 && session_ != nullptr) {
         model_->give_back(std::move(session_));
+    }
+}
+
+Status FfnOp::out_of_memory() const {
+    const uint32_t layer = model_->layout().layers[size_t(layer_index_)].layer;
+    return without_memory("compute layer " + std::to_string(layer) + " of '" + model_->label() + "'");
+}
+
+void FfnOp::clear(const FfnInput & in) const {
+    for (uint32_t t = 0; t < in.n_tokens; ++t) {
+        std::memset(in.out + t * in.out_stride, 0, model_->layout().n_embd * sizeof(float));
     }
 }
 
@@ -66,7 +92,36 @@ FfnRun::FfnRun(FfnOp & op, const FfnInput & in, int ith, int nth)
     }
 }
 
+// A thread without memory leaves the call, and so do the others at their next barrier.
 void FfnRun::execute() {
+    try {
+        steps();
+    } catch (const std::bad_alloc &) {
+        session().failed.store(true, std::memory_order_release); // for who waits for a read
+        op_.barrier_.breach();
+    } catch (const Barrier::Breached &) {
+    }
+}
+
+// Thread 0, when all have left: nothing of the call may be believed, neither what its reads left in the
+// cache nor the session's scratch.
+void FfnRun::abandon() {
+    op_.session_.reset(); // waits for its reads
+    if (!lock_.owns_lock()) {
+        lock_.lock();
+    }
+    for (uint32_t i = 0; i < state_.layout.n_ff; ++i) {
+        if (state_.cache.slot(i) != NeuronCache::none) {
+            state_.cache.drop(i);
+        }
+    }
+    lock_.unlock();
+    op_.clear(in_);
+    op_.barrier_.mend();
+    op_.status_ = op_.out_of_memory();
+}
+
+void FfnRun::steps() {
     if (ith_ == 0) {
         begin();
     }

@@ -15,9 +15,11 @@ public:
     FfnRun(FfnOp & op, const FfnInput & in, int ith, int nth);
 
     void execute();
+    void abandon();
 
 private:
     // run.cpp: order of steps
+    void steps();
     void begin();  // thread 0
     void finish(); // thread 0
     void run_waves();

@@ -2,12 +2,15 @@
 
 #include "ggml-cpu.h"
 #include "gguf_flash/kernels.h"
+#include "layer_state.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <future>
 #include <memory>
+#include <new>
 #include <thread>
 
 namespace gguf_flash {
@@ -28,22 +31,35 @@ struct Standalone::LayerWeights {
 namespace {
 
 // Runs f(ith, nth) on nth threads, the caller's among them. Fewer than n where the system refuses more:
-// the result does not depend on their number.
+// the result does not depend on their number. A thread without memory is the caller without memory.
 void run_threads(int n, const std::function<void(int, int)> & f) {
     std::promise<int> started;
     const std::shared_future<int> nth = started.get_future().share();
+    std::atomic<bool> starved{ false };
+    const auto work = [&f, &starved](int ith, int count) {
+        try {
+            f(ith, count);
+        } catch (const std::bad_alloc &) {
+            starved = true;
+        }
+    };
     std::vector<std::thread> threads;
+    threads.reserve(size_t(n));
     try {
         for (int i = 1; i < n; ++i) {
-            threads.emplace_back([&f, nth, i] { f(i, nth.get()); });
+            threads.emplace_back([&work, nth, i] { work(i, nth.get()); });
         }
     } catch (const std::system_error &) {
+    } catch (const std::bad_alloc &) {
     }
     const int count = int(threads.size()) + 1;
     started.set_value(count);
-    f(0, count);
+    work(0, count);
     for (std::thread & t : threads) {
         t.join();
+    }
+    if (starved) {
+        throw std::bad_alloc();
     }
 }
 
@@ -53,6 +69,14 @@ Standalone::Standalone() = default;
 Standalone::~Standalone() = default;
 
 Result<std::shared_ptr<Standalone>> Standalone::open(const std::string & path, const Settings & settings) {
+    try {
+        return load(path, settings);
+    } catch (const std::bad_alloc &) {
+        return without_memory("open '" + path + "'");
+    }
+}
+
+Result<std::shared_ptr<Standalone>> Standalone::load(const std::string & path, const Settings & settings) {
     ggml_cpu_init(); // tables of halves
     std::shared_ptr<Standalone> out(new Standalone());
     Result<std::shared_ptr<Model>> model = Model::open(split_paths(path), path, settings);
@@ -65,14 +89,14 @@ Result<std::shared_ptr<Standalone>> Standalone::open(const std::string & path, c
         return Status(Code::unsupported, "cannot compute the FFNs of '" + path + "' alone: architecture '" + arch +
                                              "' normalizes or ranks their values in its graph; load it in llama.cpp");
     }
-    Status status = out->load();
+    Status status = out->load_weights();
     if (!status.ok()) {
         return status;
     }
     return out;
 }
 
-Status Standalone::load() {
+Status Standalone::load_weights() {
     const Layout & layout = model_->layout();
     for (const LayerLayout & l : layout.layers) {
         const std::string block = l.block + ".ffn_";
@@ -189,6 +213,15 @@ Status Standalone::scores(uint32_t layer, const float * x, uint32_t n_tokens, st
 }
 
 Status Standalone::ffn(uint32_t layer, const float * x, uint32_t n_tokens, float * out, int n_threads) {
+    try {
+        return compute(layer, x, n_tokens, out, n_threads);
+    } catch (const std::bad_alloc &) {
+        std::fill_n(out, size_t(n_tokens) * model_->layout().n_embd, 0.0f);
+        return without_memory("compute layer " + std::to_string(layer) + " of '" + model_->label() + "'");
+    }
+}
+
+Status Standalone::compute(uint32_t layer, const float * x, uint32_t n_tokens, float * out, int n_threads) {
     int index = 0;
     std::vector<float> scored;
     Status status = find_layer(layer, n_threads, index);

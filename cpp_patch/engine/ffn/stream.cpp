@@ -24,7 +24,8 @@ void FfnRun::submit_chunk(uint32_t chunk) {
     }
     const uint64_t piece = op_.model_->stream_piece();
     if (s.staging.bytes() == 0 && !s.staging.allocate(piece * stream_buffers)) {
-        fail({ Code::ram_too_small, "cannot reserve memory for reading a layer in sequence; set a smaller ram" });
+        fail(without_memory("reserve " + std::to_string(piece * stream_buffers) + " bytes for reading a layer of '" +
+                            op_.model_->label() + "' in sequence"));
         return;
     }
     s.ops.resize(std::max<size_t>(s.ops.size(), stream_buffers));

@@ -3,10 +3,12 @@
 
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <new>
 #include <thread>
 
 namespace gguf_flash {
@@ -16,11 +18,12 @@ namespace {
 class PreadReader final : public Reader {
 public:
     PreadReader(int depth, std::shared_ptr<FaultPlan> faults) : faults_(std::move(faults)) {
+        threads_.reserve(size_t(depth));
         try {
             for (int i = 0; i < depth; ++i) {
                 threads_.emplace_back([this] { work(); });
             }
-        } catch (const std::system_error &) {
+        } catch (const std::exception &) { // no thread, or no memory for one
             if (threads_.empty()) {
                 throw; // else fewer threads serve as well
             }
@@ -48,6 +51,7 @@ public:
         const size_t n = staged_.size();
         {
             std::lock_guard<std::mutex> lock(mutex_);
+            done_.reserve(outstanding_ + n); // so that no thread is without room for its result
             queued_.insert(queued_.end(), staged_.begin(), staged_.end());
             outstanding_ += n;
         }
@@ -70,12 +74,10 @@ public:
 
 private:
     size_t take(ReadOp ** done, size_t max) {
-        size_t n = 0;
-        while (n < max && !done_.empty()) {
-            done[n++] = done_.front();
-            done_.pop_front();
-            --outstanding_;
-        }
+        const size_t n = std::min(max, done_.size());
+        std::copy_n(done_.begin(), n, done);
+        done_.erase(done_.begin(), done_.begin() + std::ptrdiff_t(n));
+        outstanding_ -= n;
         return n;
     }
 
@@ -112,7 +114,8 @@ private:
     std::vector<ReadOp *> staged_; // submitted, not yet flushed
     std::mutex mutex_;             // guards all below
     std::condition_variable queued_cv_, done_cv_;
-    std::deque<ReadOp *> queued_, done_;
+    std::deque<ReadOp *> queued_;
+    std::vector<ReadOp *> done_;
     size_t outstanding_ = 0; // flushed, not yet taken
     bool stop_ = false;
 };

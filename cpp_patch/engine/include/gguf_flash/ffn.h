@@ -39,11 +39,18 @@ struct FfnInput {
 // waits for may need the processor.
 class Barrier {
 public:
+    struct Breached {}; // thrown by wait() when a thread will not come
+
     void wait(int nth);
+    // A thread leaves: whoever waits now or later is thrown out, until mend().
+    void breach() { breached_.store(true, std::memory_order_release); }
+    bool breached() const { return breached_.load(std::memory_order_acquire); }
+    void mend(); // when nobody is inside
 
 private:
     std::atomic<int> arrived_{ 0 };
     std::atomic<int> generation_{ 0 };
+    std::atomic<bool> breached_{ false };
 };
 
 // One FFN call site. run() is entered by nth threads with the same input; different FfnOps of one
@@ -60,11 +67,14 @@ public:
 
 private:
     friend class FfnRun;
+    void clear(const FfnInput & in) const; // its output
+    Status out_of_memory() const;
 
     std::shared_ptr<Model> model_;
     int layer_index_;
     Status status_;
     Barrier barrier_;
+    Barrier ends_;                     // where all meet before and after a call, whatever became of it
     std::unique_ptr<Session> session_; // on loan while run() is under way
 };
 

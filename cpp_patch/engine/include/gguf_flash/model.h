@@ -115,6 +115,8 @@ public:
 
 private:
     Model();
+    static Result<std::shared_ptr<Model>> load(const std::vector<std::string> & paths, const std::string & label,
+                                               const Settings & settings, bool with_cache);
     Status override_thresholds();
     Status prepare();
     Status resolve_budget(uint64_t & spare);

@@ -26,7 +26,9 @@ private:
     struct Matrix;
     struct LayerWeights;
     Standalone();
-    Status load();
+    static Result<std::shared_ptr<Standalone>> load(const std::string & path, const Settings & settings);
+    Status load_weights();
+    Status compute(uint32_t layer, const float * x, uint32_t n_tokens, float * out, int n_threads);
     Status read_matrix(const std::string & name, Matrix & to) const;
     Status read_bias(const std::string & name, uint32_t n, std::vector<float> & to) const;
     Status find_layer(uint32_t layer, int n_threads, int & index) const;

@@ -1,0 +1,81 @@
+// A system without memory: what fails is one load or one call, with a sentence.
+#include "failing_system.h"
+#include "ffn_runner.h"
+
+using namespace gguf_flash;
+
+namespace {
+
+FlashSpec spec_of(Select select, ggml_type down = GGML_TYPE_F16) {
+    FlashSpec spec;
+    spec.layers = { 0, 5 };
+    spec.n_ff = { 320 };
+    spec.biases = true;
+    spec.select = select;
+    spec.down = down;
+    spec.neuron_thresholds = down == GGML_TYPE_I8 ? 0 : 0.01f;
+    return spec;
+}
+
+bool has(const Status & status, const std::string & text) {
+    return status.message().find(text) != std::string::npos;
+}
+
+std::vector<FlashSpec> specs() {
+    return { spec_of(Select::all), spec_of(Select::gate), spec_of(Select::predictor),
+             spec_of(Select::all, GGML_TYPE_I8) };
+}
+
+} // namespace
+
+TEST_CASE("memory faults: a load without memory fails with a sentence, and the next one succeeds") {
+    for (const FlashSpec & spec : specs()) {
+        const StoredFlash stored(spec);
+        int refused = 0;
+        for (int nth = 1; failing::can_fail; ++nth) {
+            failing::memory(nth);
+            auto opened = Standalone::open(stored.path, Settings());
+            if (!failing::healthy()) {
+                break;
+            }
+            CAPTURE(nth);
+            if (opened.ok()) {
+                continue; // it did without, as a buffer of the C library can
+            }
+            ++refused;
+            CAPTURE(opened.status().message());
+            CHECK(opened.status().code() == Code::ram_too_small);
+            CHECK(has(opened.status(), stored.path));
+            CHECK(has(opened.status(), "memory"));
+        }
+        CHECK((refused > 50 || !failing::can_fail));
+        call(*open_flash(stored.path), 5, stored.input(1), 1);
+    }
+}
+
+TEST_CASE("memory faults: a call without memory fails with a sentence, and the next one is right") {
+    for (const FlashSpec & spec : specs()) {
+        const StoredFlash stored(spec);
+        for (uint32_t n_tokens : { 1u, 17u }) {
+            for (int threads : { 1, 3 }) {
+                const std::vector<float> x = stored.input(n_tokens);
+                const std::vector<float> expected = call(*open_flash(stored.path), 5, x, n_tokens, threads);
+                for (int nth = 1; failing::can_fail; ++nth) {
+                    const auto model = open_flash(stored.path, { { "ram", "60%" } });
+                    std::vector<float> out(x.size(), 9.0f);
+                    failing::memory(nth);
+                    const Status status = model->ffn(5, x.data(), n_tokens, out.data(), threads);
+                    if (!failing::healthy()) {
+                        break;
+                    }
+                    CAPTURE(nth);
+                    CAPTURE(status.message());
+                    CHECK((status.ok() ? out == expected : zero(out)));
+                    CHECK((status.ok() || status.code() == Code::ram_too_small));
+                    CHECK((status.ok() || has(status, "memory")));
+                    CHECK(call(*model, 5, x, n_tokens, threads) == expected);
+                }
+            }
+        }
+    }
+}
