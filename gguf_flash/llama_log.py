@@ -8,12 +8,33 @@ import threading
 from collections import deque
 from types import ModuleType, TracebackType
 
-from gguf_flash.errors import FlashError
+from gguf_flash.errors import FlashError, IoError, RamTooSmallError
 
 _ERROR_LEVEL = 4
 _BUFFER = re.compile(r"(\S+)\s+(KV|RS|compute|output) buffer size\s*=\s*([0-9.]+) MiB")
 _REASON = re.compile(r"error loading model: (.+)")
 _NOT_GGUF = re.compile(r"^gguf_init\w*: (.+)")
+
+# What llama.cpp says of the system's refusals while it reads the resident weights or makes room for
+# them, the kind of error that is, and what to do.
+_REFUSALS: tuple[tuple[re.Pattern[str], type[FlashError], str], ...] = (
+    (
+        re.compile(r"read error|seek error"),
+        IoError,
+        "the disk or its connection failed, see the kernel's log (dmesg); load again, or copy the"
+        " file to another disk",
+    ),
+    (
+        re.compile(r"unexpectedly reached end of file"),
+        IoError,
+        "the file became shorter while it was loaded; restore it and load again",
+    ),
+    (
+        re.compile(r"unable to allocate|failed to allocate|bad_alloc"),
+        RamTooSmallError,
+        "the system has no memory left for it; close programs or set a smaller ram",
+    ),
+)
 
 # llama.cpp has one log callback per process.
 _one_at_a_time = threading.RLock()
@@ -94,4 +115,7 @@ class LlamaLog:
             return FlashError(f"llama.cpp could not load '{path}' and gave no reason")
         if "CLIP cannot be used as main model" in reason:  # it goes on with an option of its own
             reason = "it is a vision projector, no language model; give the language model's GGUF"
+        for pattern, kind, advice in _REFUSALS:
+            if pattern.search(reason):
+                return kind(f"cannot load '{path}': {reason}; {advice}")
         return FlashError(f"cannot load '{path}': {reason}")
