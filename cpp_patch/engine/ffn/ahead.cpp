@@ -28,23 +28,38 @@ void Ahead::read(LayerState & state, const std::vector<uint32_t> & neurons) {
     }
     plan_runs(state, neurons, state.runs_ahead);
     for (ReadRun run : state.runs_ahead) {
-        Piece & piece = spare_piece();
-        piece.state = &state;
-        piece.neurons.assign(neurons.begin() + run.first, neurons.begin() + run.first + run.count);
-        if (reader_ == nullptr) {
-            finish(piece, false);
-            continue;
+        if (reader_ == nullptr || !submit(state, neurons, run)) {
+            for (uint32_t i = run.first; i < run.first + run.count; ++i) {
+                state.arrived.push_back({ neurons[i], false }); // their layer reads them when it needs them
+            }
         }
-        piece.segments.resize(std::max(piece.segments.size(), size_t(run_segments(neurons, run))));
-        state.counters.bytes_read += describe_run(state, neurons, run, piece.segments.data(), piece.op);
-        piece.op.owner = &piece;
-        reader_->submit(&piece.op);
-        ++in_flight_;
     }
-    state.counters.requests += state.runs_ahead.size();
     if (reader_ != nullptr) {
         reader_->flush();
     }
+}
+
+// False where there is no memory for it.
+bool Ahead::submit(LayerState & state, const std::vector<uint32_t> & neurons, ReadRun run) {
+    Piece * piece = nullptr;
+    try {
+        piece = &spare_piece();
+        piece->state = &state;
+        piece->neurons.assign(neurons.begin() + run.first, neurons.begin() + run.first + run.count);
+        piece->segments.resize(std::max(piece->segments.size(), size_t(run_segments(neurons, run))));
+        const uint64_t bytes = describe_run(state, neurons, run, piece->segments.data(), piece->op);
+        piece->op.owner = piece;
+        reader_->submit(&piece->op);
+        state.counters.bytes_read += bytes;
+    } catch (const std::bad_alloc &) {
+        if (piece != nullptr) {
+            spare_.push_back(piece);
+        }
+        return false;
+    }
+    state.counters.requests += 1;
+    ++in_flight_;
+    return true;
 }
 
 void Ahead::take(LayerState & state, std::vector<Arrival> & arrived, bool wait) {
@@ -83,6 +98,7 @@ void Ahead::finish(Piece & piece, bool ok) {
 
 Ahead::Piece & Ahead::spare_piece() {
     if (spare_.empty()) {
+        spare_.reserve(pieces_.size() + 1); // putting one back must not fail
         pieces_.push_back(std::make_unique<Piece>());
         return *pieces_.back();
     }

@@ -11,6 +11,7 @@ namespace gguf_flash {
 
 struct LayerState;
 struct Arrival;
+struct ReadRun;
 
 // Reads bundles into slots of a layer that runs later: with the device while other layers compute.
 // One for each model, shared by its contexts. A layer's lock is held by whoever calls on its behalf.
@@ -28,6 +29,7 @@ public:
 private:
     struct Piece; // one read
 
+    bool submit(LayerState & state, const std::vector<uint32_t> & neurons, ReadRun run);
     Piece & spare_piece();
     void collect(bool wait);
     void finish(Piece & piece, bool ok);

@@ -57,7 +57,11 @@ void Counters::add(const Counters & o) {
 LayerState::LayerState(const LayerLayout & l, const File & f, uint32_t n_slots, const Settings & settings)
     : layout(l), file(f), cache(l.n_ff, n_slots, settings.policy, settings.window),
       slot_bytes(slot_bytes_for(l, f.align())), aligned(slot_bytes == l.stride), codes(l.has_codes()),
-      gap_bytes(settings.gap) {}
+      gap_bytes(settings.gap) {
+    // Where a look ahead runs out of memory, what it began must still come to an end.
+    arrived.reserve(l.n_ff);
+    runs_ahead.reserve(l.n_ff);
+}
 
 uint64_t LayerState::slot_bytes_for(const LayerLayout & layout, uint64_t align) {
     if (layout.stride % align == 0 && layout.offset % align == 0) {
@@ -210,7 +214,7 @@ Status Model::allocate() {
     cache_bytes_ = stream_buffers * stream_piece_;
     trash_ = std::make_unique<Pages>();
     if (!trash_->allocate(settings_.gap)) {
-        return { Code::ram_too_small, "cannot reserve " + mib(settings_.gap) + "; set a smaller flash_ffn.gap" };
+        return without_memory("reserve " + mib(settings_.gap) + " for flash_ffn.gap of '" + label_ + "'");
     }
     std::vector<uint64_t> sizes;
     for (size_t i = 0; i < layout_.layers.size(); ++i) {
