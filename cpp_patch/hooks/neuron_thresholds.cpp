@@ -65,9 +65,9 @@ neuron_thresholds make_tensors(const llama_model_loader & ml, const std::map<uns
 neuron_thresholds take_neuron_thresholds(llama_model_loader & ml, bool keep) {
     std::map<unsigned, weight> found;
     for (const auto & [name, w] : ml.weights_map) {
-        uint32_t block = 0;
-        if (gguf_flash::block_named(name, gguf_flash::threshold_name, block)) {
-            found.emplace(block, w);
+        uint64_t block = 0;
+        if (gguf_flash::block_named(name, gguf_flash::threshold_name, block) && block <= UINT32_MAX) {
+            found.emplace(unsigned(block), w);
         }
     }
     for (const auto & [block, w] : found) {

@@ -8,6 +8,8 @@ converter can then copy each key with its exact type.
 
 from __future__ import annotations
 
+import os
+import stat
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,15 +21,17 @@ import numpy as np
 from gguf_flash.errors import CorruptFileError, IoError, NotFlashError, VersionError
 from gguf_flash.format.ggml_types import GgmlType, type_by_id
 
-__all__ = ["Container", "Tensor", "Value", "encode_value", "read_container", "reject"]
+__all__ = ["Container", "Tensor", "Value", "encode_value", "printable", "read_container", "reject"]
 
 MAGIC = b"GGUF"
 GGUF_VERSION = 3
 DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
+MAX_KEY = 1 << 16
 MAX_NAME = 63
 MAX_HEADER = 256 << 20
 _CHUNK = 1 << 20
+_MOST_TEXT = 240  # of a message, kept of each end of a longer one
 
 STRING, ARRAY = 8, 9
 _SCALARS = {
@@ -47,7 +51,15 @@ def reject(
     kind: type[Exception] = CorruptFileError,
 ) -> Exception:
     """The exception for a file that breaks rejection rule ``rule`` of SPEC.md."""
-    return kind(f"cannot read '{path}': {problem} (SPEC R{rule})")
+    return kind(f"cannot read '{path}': {printable(problem)} (SPEC R{rule})")
+
+
+def printable(text: str) -> str:
+    """``text`` on one short line: a name from a file must not break it or command a terminal."""
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    if len(text) > 2 * _MOST_TEXT:
+        text = f"{text[:_MOST_TEXT]} ... {text[-_MOST_TEXT:]}"
+    return text
 
 
 @dataclass(frozen=True)
@@ -65,15 +77,28 @@ class Value:
     count: int = 1
 
     def decode(self) -> Any:
-        """The value as bool, int, float, str, list of str or numpy array."""
+        """The value as bool, int, float, str, list of str or numpy array.
+
+        Of a string that is not UTF-8, U+FFFD stands for what is not.
+        """
         if self.type == "str":
             return self.raw[12:].decode("utf-8", "replace")
         if self.type != "arr":
             return struct.unpack_from("<" + _SCALARS[_TYPE_IDS[self.type]], self.raw, 4)[0]
         body = self.raw[16:]
         if self.item_type == "str":
-            return list(_split_strings(body, self.count))
+            return [text.decode("utf-8", "replace") for text in _split_strings(body, self.count)]
         return np.frombuffer(body, dtype=_numpy_type(self.item_type), count=self.count)
+
+    @property
+    def is_utf8(self) -> bool:
+        """Whether every string of an array of strings is UTF-8."""
+        try:
+            for text in _split_strings(self.raw[16:], self.count):
+                text.decode("utf-8")
+        except UnicodeDecodeError:
+            return False
+        return True
 
     @property
     def described(self) -> str:
@@ -85,11 +110,11 @@ def _numpy_type(name: str) -> np.dtype[Any]:
     return np.dtype("?" if name == "bool" else f"<{name[0]}{int(name[1:]) // 8}")
 
 
-def _split_strings(body: bytes, count: int) -> Iterable[str]:
+def _split_strings(body: bytes, count: int) -> Iterable[bytes]:
     pos = 0
     for _ in range(count):
         (n,) = struct.unpack_from("<Q", body, pos)
-        yield body[pos + 8 : pos + 8 + n].decode("utf-8", "replace")
+        yield body[pos + 8 : pos + 8 + n]
         pos += 8 + n
 
 
@@ -191,8 +216,10 @@ class _Cursor:
         start = self.need(struct.calcsize(fmt), what)
         return struct.unpack_from(fmt, self.buf, start)
 
-    def string(self, what: str) -> str:
+    def string(self, what: str, most: int = MAX_HEADER) -> str:
         (n,) = self.unpack("<Q", f"the length of {what}")
+        if not 0 < n <= most:
+            raise reject(3, self.path, f"{what} has {n} bytes, from 1 to {most} expected")
         start = self.need(n, what)
         return self.buf[start : start + n].decode("utf-8", "surrogateescape")
 
@@ -222,7 +249,7 @@ def _read_value(cur: _Cursor, key: str) -> Value:
         else:
             cur.need(count * least, what)
     elif type_id == STRING:
-        cur.string(what)
+        cur.strings(1, what)
     elif type_id in _SCALARS:
         cur.need(struct.calcsize("<" + _SCALARS[type_id]), what)
     else:
@@ -234,9 +261,7 @@ def _read_value(cur: _Cursor, key: str) -> Value:
 def _read_kv(cur: _Cursor, n_kv: int) -> dict[str, Value]:
     kv: dict[str, Value] = {}
     for i in range(n_kv):
-        key = cur.string(f"the name of key {i}")
-        if not key:
-            raise reject(3, cur.path, f"key {i} has an empty name")
+        key = cur.string(f"the name of key {i}", MAX_KEY)
         if key in kv:
             raise reject(20, cur.path, f"key '{key}' appears twice")
         kv[key] = _read_value(cur, key)
@@ -244,10 +269,8 @@ def _read_kv(cur: _Cursor, n_kv: int) -> dict[str, Value]:
 
 
 def _read_tensor(cur: _Cursor, index: int) -> Tensor:
-    name = cur.string(f"the name of tensor {index}")
+    name = cur.string(f"the name of tensor {index}", MAX_NAME)
     what = f"tensor '{name}'"
-    if len(name.encode("utf-8", "surrogateescape")) > MAX_NAME:
-        raise reject(3, cur.path, f"the name of tensor {index} is longer than {MAX_NAME} bytes")
     (n_dims,) = cur.unpack("<I", what)
     if n_dims > MAX_DIMS:
         raise reject(3, cur.path, f"{what} has {n_dims} dimensions, at most {MAX_DIMS} exist")
@@ -261,10 +284,9 @@ def _read_tensor(cur: _Cursor, index: int) -> Tensor:
         n *= d
         if n >= 1 << 63:
             raise reject(3, cur.path, f"{what} has an impossible shape {list(shape)}")
-    if (shape[0] if shape else 1) % kind.block:
-        raise reject(
-            3, cur.path, f"{what} has rows of {shape[0]}, not whole blocks of {kind.block}"
-        )
+    row = shape[0] if shape else 1
+    if row % kind.block:
+        raise reject(3, cur.path, f"{what} has rows of {row}, not whole blocks of {kind.block}")
     return Tensor(name, tuple(shape), kind, offset)
 
 
@@ -304,6 +326,14 @@ def _check_magic(path: Path, cur: _Cursor, versions: tuple[int, ...]) -> int:
     return int(version)
 
 
+def _check_regular(path: Path) -> None:
+    """Opening a pipe would wait for somebody to write to it."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        found = "a directory" if stat.S_ISDIR(mode) else "a device or a pipe"
+        raise IoError(f"cannot read '{path}': it is {found}, give a file")
+
+
 def read_container(path: Path | str, versions: tuple[int, ...] = (GGUF_VERSION,)) -> Container:
     """Parse the header of ``path``; allocates no more than a small multiple
     of the header's own size.
@@ -314,6 +344,7 @@ def read_container(path: Path | str, versions: tuple[int, ...] = (GGUF_VERSION,)
     """
     path = Path(path)
     try:
+        _check_regular(path)
         with open(path, "rb") as file:
             size = file.seek(0, 2)
             file.seek(0)

@@ -24,23 +24,28 @@ class FileExtent:
 def check_extents(tensors: Sequence[Tensor], files: Sequence[FileExtent]) -> None:
     """R15 and R16: every tensor inside its file, aligned, and on top of no other."""
     for index, extent in enumerate(files):
-        end, last = extent.data_offset, "the header"
-        for t in sorted((t for t in tensors if t.file == index), key=lambda t: t.offset):
-            if (t.offset - extent.data_offset) % extent.alignment:
-                raise reject(
-                    16,
-                    extent.path,
-                    f"'{t.name}' begins at {t.offset - extent.data_offset}, not a multiple of "
-                    f"{extent.alignment}",
-                )
-            if t.offset + t.nbytes > extent.size:
-                raise reject(
-                    15,
-                    extent.path,
-                    f"the data of '{t.name}' ends at byte {t.offset + t.nbytes} of a file of "
-                    f"{extent.size}; it is truncated, fetch or convert it again",
-                )
-            if t.nbytes and t.offset < end:
-                raise reject(16, extent.path, f"the data of '{t.name}' overlaps {last}")
-            if t.nbytes:
-                end, last = t.offset + t.nbytes, f"that of '{t.name}'"
+        own = [t for t in tensors if t.file == index]
+        for t in own:
+            _check_place(t, extent)
+        end, last = extent.data_offset, ""
+        for t in sorted((t for t in own if t.nbytes), key=lambda t: t.offset):
+            if t.offset < end:
+                raise reject(16, extent.path, f"the data of '{t.name}' overlaps that of '{last}'")
+            end, last = t.offset + t.nbytes, t.name
+
+
+def _check_place(t: Tensor, extent: FileExtent) -> None:
+    if (t.offset - extent.data_offset) % extent.alignment:
+        raise reject(
+            16,
+            extent.path,
+            f"'{t.name}' begins at {t.offset - extent.data_offset}, not a multiple of "
+            f"{extent.alignment}",
+        )
+    if t.offset + t.nbytes > extent.size:
+        raise reject(
+            15,
+            extent.path,
+            f"the data of '{t.name}' ends at byte {t.offset + t.nbytes} of a file of "
+            f"{extent.size}; it is truncated, fetch or convert it again",
+        )

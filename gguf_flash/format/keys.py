@@ -22,6 +22,11 @@ class Keys:
 
     def get(self, name: str, described: str, required: bool = True) -> Any:
         """The value, of type ``described`` ("arr of f32"); None if absent and optional (R6)."""
+        value = self.find(name, described, required)
+        return None if value is None else value.decode()
+
+    def find(self, name: str, described: str, required: bool = True) -> Value | None:
+        """As :meth:`get`, not yet decoded: an array may hold any number of items."""
         key = "flash_ffn." + name
         value = self.kv.get(key)
         if value is None:
@@ -30,7 +35,7 @@ class Keys:
             return None
         if value.described != described:
             raise reject(6, self.path, f"key '{key}' must be {described}, found {value.described}")
-        return value.decode()
+        return value
 
     def numbers(
         self, name: str, described: str, count: int, rule: int, *,
@@ -40,9 +45,10 @@ class Keys:
 
         Rejected with ``rule`` otherwise.
         """
-        values = self.get(name, described, required)
-        if values is None:
+        value = self.find(name, described, required)
+        if value is None:
             return ()
+        values = value.decode()
         if len(values) != count or any(not math.isfinite(v) or not 0 <= v < below for v in values):
             limit = "at least 0" if math.isinf(below) else f"0 to less than {below:g}"
             raise reject(

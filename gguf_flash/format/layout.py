@@ -46,6 +46,9 @@ __all__ = [
 FORMAT_VERSION = 1
 PART_NAMES = ("gate", "up", "down")
 PART_ALIGN = 32
+MAX_N_EMBD = 1 << 24
+MAX_N_FF = (1 << 32) - 1
+MAX_LAYERS = 1 << 16
 SELECTS = ("all", "gate", "predictor")
 _BUNDLE = re.compile(r"blk\.(0|[1-9][0-9]*)\.ffn_bundle")
 
@@ -212,40 +215,50 @@ def _check_parts(keys: Keys) -> tuple[str, bool, bool, tuple[str, ...]]:
             UnsupportedError,
         )
     gated, fused = keys.get("gated", "bool"), keys.get("fused", "bool")
-    names = tuple(keys.get("bundle.parts", "arr of str"))
+    value = keys.find("bundle.parts", "arr of str")
+    assert value is not None
     legal = legal_parts(select, gated, fused)
-    if names != legal:
+    names = tuple(value.decode()) if value.count <= len(PART_NAMES) else ()
+    if legal is None or names != legal:
         expected = "no parts (fused needs gated)" if legal is None else legal
+        found = names or f"{value.count} of them"
         raise reject(
             9,
             keys.path,
             f"parts {expected} expected for select '{select}', gated {gated}, fused {fused}, "
-            f"found {names}",
+            f"found {found}",
         )
-    return select, gated, fused, names
+    return select, gated, fused, legal
 
 
 def _check_layers(keys: Keys) -> list[int]:
-    layers = [int(v) for v in keys.get("layers", "arr of u32")]
-    if not layers:
-        raise reject(8, keys.path, "'flash_ffn.layers' lists no layer")
+    found = keys.get("layers", "arr of u32")
+    if not 0 < len(found) <= MAX_LAYERS:
+        raise reject(
+            8,
+            keys.path,
+            f"'flash_ffn.layers' lists {len(found)} layers, from 1 to {MAX_LAYERS} expected",
+        )
+    layers = [int(v) for v in found]
     if any(a >= b for a, b in pairwise(layers)):
         raise reject(8, keys.path, "'flash_ffn.layers' is not strictly ascending")
     return layers
 
 
 def _check_types(keys: Keys, n_layers: int, names: Sequence[str], n_embd: int) -> list[GgmlType]:
-    ids, n_parts = [int(v) for v in keys.get("bundle.types", "arr of u32")], len(names)
+    ids, n_parts = keys.get("bundle.types", "arr of u32"), len(names)
     if len(ids) != n_layers * n_parts:
         raise reject(
             10,
             keys.path,
             f"'flash_ffn.bundle.types' must have {n_layers} x {n_parts} values, found {len(ids)}",
         )
-    if n_embd == 0:
-        raise reject(10, keys.path, "'flash_ffn.n_embd' is 0")
+    if not 0 < n_embd <= MAX_N_EMBD:
+        raise reject(
+            10, keys.path, f"'flash_ffn.n_embd' is {n_embd}, from 1 to {MAX_N_EMBD} expected"
+        )
     types = []
-    for i, type_id in enumerate(ids):
+    for i, type_id in enumerate(int(v) for v in ids):
         kind = type_by_id(type_id)
         codes = kind is not None and kind.name == "I8" and names[i % n_parts] == "down"
         if kind is None or not (kind.weight or codes):
@@ -295,6 +308,8 @@ def _check_bundle(
             13, path, f"'{t.name}' must be 2-D I8 {{stride, n_ff}}, found {t.type.name} {t.shape}"
         )
     stride, n_ff = t.shape
+    if n_ff > MAX_N_FF:
+        raise reject(13, path, f"'{t.name}' claims {n_ff} neurons, at most {MAX_N_FF} expected")
     parts, least = bundle_parts(names, types, n_embd, align)
     if stride < parts[-1].end or stride % align:
         raise reject(
@@ -360,8 +375,8 @@ def validate(
     check_extents(tensors, files)
     _check_residents(path, by_name, bundles, select, gated, n_embd)
     check_predictor_tensors(path, by_name, predictors, [b.n_ff for b in bundles], n_embd)
-    check_down_scales(path, by_name, bundles, n_embd)
     neurons = check_threshold_tensors(path, by_name, {b.layer: b.n_ff for b in bundles})
+    check_down_scales(path, by_name, bundles, n_embd)
     bundled = {bundle_name(n) for n in layers}
     resident = tuple(t for t in tensors if t.name not in bundled)
     return FlashLayout(

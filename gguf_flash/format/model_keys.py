@@ -13,12 +13,15 @@ ACTIVATIONS = ("relu", "relu_sqr", "silu", "gelu", "gelu_erf", "drelu")
 
 def check_blocks(keys: Keys, layers: list[int]) -> list[str]:
     """What the names of each layer's dense tensors begin with (R26)."""
-    names = keys.get("blocks", "arr of str", required=False)
-    if names is None:
+    value = keys.find("blocks", "arr of str", required=False)
+    if value is None:
         return [f"blk.{n}" for n in layers]
-    if len(names) != len(layers) or len(set(names)) != len(names) or "" in names:
+    names = value.decode() if value.count == len(layers) and value.is_utf8 else []
+    if len(set(names)) != len(layers) or "" in names:
         raise reject(
-            26, keys.path, f"'flash_ffn.blocks' must hold {len(layers)} different names of blocks"
+            26,
+            keys.path,
+            f"'flash_ffn.blocks' must hold {len(layers)} different names of blocks in UTF-8",
         )
     return [str(name) for name in names]
 

@@ -104,17 +104,22 @@ def check_calibration(keys: Keys, n_layers: int) -> Calibration | None:
             f"calibration.{name}", described, count, 23, required=False, below=below
         )
 
-    slots = keys.get("calibration.miss_slots", "arr of u32", required=False)
-    points = 0 if slots is None else len(slots) // n_layers
+    text, target = (keys.get(f"calibration.{n}", "str", False) or "" for n in ("text", "target"))
+    window = keys.get("calibration.window", "u32", required=False) or 0
+    rates = {r: optional(r, "arr of f32", below=1.001) for r in RATES}
+    found = keys.find("calibration.miss_slots", "arr of u32", required=False)
+    points = 0 if found is None else found.count // n_layers
+    slots = optional("miss_slots", "arr of u32", points * n_layers)
+    curve = optional("miss_curve", "arr of f32", points * n_layers)
     return Calibration(
-        text=keys.get("calibration.text", "str", required=False) or "",
+        text=text,
         tokens=int(tokens),
-        target=keys.get("calibration.target", "str", required=False) or "",
-        window=int(keys.get("calibration.window", "u32", required=False) or 0),
+        target=target,
+        window=int(window),
         capacity=optional("capacity", "arr of u32"),
-        rates={r: optional(r, "arr of f32", below=1.001) for r in RATES},
-        miss_slots=_rows(optional("miss_slots", "arr of u32", points * n_layers), points),
-        miss_curve=_rows(optional("miss_curve", "arr of f32", points * n_layers), points),
+        rates=rates,
+        miss_slots=_rows(slots, points),
+        miss_curve=_rows(curve, points),
     )
 
 

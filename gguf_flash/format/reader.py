@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gguf_flash.errors import ArgumentError
+from gguf_flash.errors import ArgumentError, IoError
 from gguf_flash.format.container import Container, Tensor, read_container, reject
 from gguf_flash.format.extents import FileExtent
 from gguf_flash.format.layout import FlashLayout, LayerBundle, validate
@@ -19,7 +19,7 @@ from gguf_flash.format.layout import FlashLayout, LayerBundle, validate
 __all__ = ["read_bundle", "read_layout", "read_part", "read_set"]
 
 _INTEGERS = frozenset("u8 i8 u16 i16 u32 i32 u64 i64".split())
-_SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_SPLIT_NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
 
 def _split_number(c: Container, key: str) -> int:
@@ -52,9 +52,10 @@ def read_set(path: Path | str, versions: tuple[int, ...] = (3,)) -> list[Contain
         raise reject(19, first.path, "it is not the first file of its split set; give that one")
     files = [first]
     for number, other in enumerate(_other_files(first, count), start=1):
-        if not other.is_file():
-            raise reject(19, first.path, f"file '{other.name}' of the split set is missing")
-        c = read_container(other, versions)
+        try:
+            c = read_container(other, versions)
+        except IoError as e:
+            raise reject(19, first.path, f"a file of its split set is missing: {e}") from e
         if _split_number(c, "split.no") != number or _split_number(c, "split.count") != count:
             raise reject(19, other, f"'split.no' {number} and 'split.count' {count} expected")
         files.append(c)

@@ -74,17 +74,21 @@ def check_sparsity(keys: Keys, n_layers: int) -> Sparsity | None:
             )
         return float(value)
 
-    texts = {n: keys.get(f"sparsity.{n}", "str", required=False) for n in ("criterion", "text")}
-    counts = {n: keys.get(f"sparsity.{n}", "u32", required=False) for n in ("tokens", "held_out")}
+    target = number("target", _SHARE)
+    perplexity, dense_perplexity, mean_kl = map(
+        number, ("perplexity", "dense_perplexity", "mean_kl")
+    )
+    criterion, text = (keys.get(f"sparsity.{n}", "str", False) for n in ("criterion", "text"))
+    tokens, held_out = (keys.get(f"sparsity.{n}", "u32", False) for n in ("tokens", "held_out"))
     return Sparsity(
-        target=number("target", _SHARE),
-        criterion=texts["criterion"] or "",
-        text=texts["text"] or "",
-        tokens=int(counts["tokens"] or 0),
-        held_out=int(counts["held_out"] or 0),
-        perplexity=number("perplexity"),
-        dense_perplexity=number("dense_perplexity"),
-        mean_kl=number("mean_kl"),
+        target=target,
+        criterion=criterion or "",
+        text=text or "",
+        tokens=int(tokens or 0),
+        held_out=int(held_out or 0),
+        perplexity=perplexity,
+        dense_perplexity=dense_perplexity,
+        mean_kl=mean_kl,
         zeros=keys.numbers(
             "sparsity.zeros", "arr of f32", n_layers, 24, required=False, below=_SHARE
         ),

@@ -10,15 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _IDS = {
-    "u8": (0, "B"), "u16": (2, "H"), "u32": (4, "I"), "i32": (5, "i"), "f32": (6, "f"),
-    "bool": (7, "?"), "u64": (10, "Q"),
+    "u8": (0, "B"), "i8": (1, "b"), "u16": (2, "H"), "i16": (3, "h"), "u32": (4, "I"),
+    "i32": (5, "i"), "f32": (6, "f"), "bool": (7, "?"), "u64": (10, "Q"), "i64": (11, "q"),
+    "f64": (12, "d"),
 }  # fmt: skip
 F32, F16, Q8_0, I8, I16, BF16 = 0, 1, 8, 24, 25, 30
 N_EMBD, N_FF, STRIDE = 32, 4, 512
 
 
 def text(s: str) -> bytes:
-    return struct.pack("<Q", len(s.encode())) + s.encode()
+    """A str of the format; "\\udc80" to "\\udcff" stand for single bytes that are no UTF-8."""
+    data = s.encode("utf-8", "surrogateescape")
+    return struct.pack("<Q", len(data)) + data
 
 
 def encoded(kind: str, v: Any) -> bytes:
@@ -66,7 +69,8 @@ class Model:
     def tensor(self, name: str) -> Tensor:
         return next(t for t in self.tensors if t.name == name)
 
-    def encode(self) -> bytes:
+    def header(self) -> bytes:
+        """Everything before the padding in front of the data."""
         n_tensors = len(self.tensors) if self.claim_tensors is None else self.claim_tensors
         n_kv = len(self.kv) if self.claim_kv is None else self.claim_kv
         out = bytearray(self.magic + struct.pack("<IQQ", self.version, n_tensors, n_kv))
@@ -78,8 +82,14 @@ class Model:
             out += text(t.name) + struct.pack(f"<I{len(t.shape)}Q", len(t.shape), *t.shape)
             out += struct.pack("<IQ", t.type, offset)
             end += -(-t.nbytes // 32) * 32
+        return bytes(out)
+
+    def encode(self) -> bytes:
+        """The file; its tensors are zeros."""
+        out = self.header()
+        end = sum(-(-t.nbytes // 32) * 32 for t in self.tensors)
         out += b"\0" * (-len(out) % 32) + b"\0" * end
-        return bytes(out[: len(out) - self.cut])
+        return out[: len(out) - self.cut]
 
 
 def _add_predictors(m: Model) -> None:
@@ -118,7 +128,16 @@ def _use_codes(m: Model) -> None:
 
 
 def good(select: str = "all") -> Model:
-    """A correct file of two llama layers with F32 parts; of "codes", down rows are codes."""
+    """A correct file of two llama layers with F32 parts; of "codes", down rows are codes.
+
+    "ungated" is one of "all" without a gate.
+    """
+    if select == "ungated":
+        m = good()
+        m.set("flash_ffn.gated", "bool", False)
+        m.set("flash_ffn.bundle.parts", "arr:str", ["up", "down"])
+        m.set("flash_ffn.bundle.types", "arr:u32", [F32] * 4)
+        return m
     if select == "codes":
         m = good()
         _use_codes(m)

@@ -164,7 +164,7 @@ def test_no_partial_file(
 
 
 def test_disk_without_room_is_told_first(tmp_path: Path) -> None:
-    huge = [PlannedTensor("blk.0.ffn_bundle", (512, 1 << 45), TYPES[24])]
+    huge = [PlannedTensor("blk.0.ffn_bundle", (1 << 30, 1 << 30), TYPES[24])]
     with pytest.raises(IoError, match="make room"), FlashWriter(tmp_path / "x", _kv([0, 1]), huge):
         pass
     assert not list(tmp_path.iterdir())

@@ -46,9 +46,9 @@ def test_rule_is_named(name: str, reader: str, tmp_path: Path) -> None:
         READERS[reader](path)
     message = str(info.value)
     assert message.endswith(f"(SPEC R{rule})"), message
-    expected = UnsupportedError if name == "r18_activation" else CLASSES.get(rule)
+    expected = UnsupportedError if name.startswith("r18_activation") else CLASSES.get(rule)
     assert type(info.value) is (expected or CorruptFileError)
-    assert str(tmp_path) in message and "\n" not in message and len(message) < 600
+    assert str(tmp_path) in message and message.isprintable() and len(message) < 700
 
 
 @pytest.mark.parametrize("name", HOSTILE["GOOD_CASES"])

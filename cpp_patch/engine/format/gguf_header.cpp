@@ -3,6 +3,7 @@
 #include "ggml.h"
 #include "gguf_flash/reader.h"
 #include "gguf_flash/round.h"
+#include "rejection.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -10,6 +11,8 @@
 #include <cstring>
 #include <memory>
 #include <set>
+
+#include <sys/stat.h>
 
 namespace gguf_flash::format {
 
@@ -112,6 +115,7 @@ bool read_array(Cursor & in, Value & value, bool keep) {
         return false;
     }
     const uint64_t n = scalar_bytes(value.array_type);
+    keep = keep && (n == 0 || value.array_type == value_u32 || value.array_type == value_f32);
     if (n == 0 && value.array_type != value_string) {
         return false; // an array of arrays, or an unknown type
     }
@@ -170,7 +174,8 @@ bool keep(const std::string & key) {
     return (key.rfind("flash_ffn.", 0) == 0 && key != "flash_ffn.pad") || key == "general.architecture";
 }
 
-// Bytes of a tensor; false when its type is unknown, a row is not whole blocks, or it is impossibly large.
+// Bytes of a tensor, UINT64_MAX if they are more; false when its type is unknown, a row is not whole blocks,
+// or it has too many values.
 bool tensor_bytes(const TensorInfo & info, uint64_t & bytes) {
     if (info.type >= GGML_TYPE_COUNT || ggml_blck_size(ggml_type(info.type)) <= 0 ||
         ggml_type_size(ggml_type(info.type)) == 0) {
@@ -186,12 +191,15 @@ bool tensor_bytes(const TensorInfo & info, uint64_t & bytes) {
     if ((info.ne.empty() ? 1 : info.ne[0]) % block != 0) {
         return false;
     }
-    return !__builtin_mul_overflow(values / block, uint64_t(ggml_type_size(ggml_type(info.type))), &bytes);
+    if (__builtin_mul_overflow(values / block, uint64_t(ggml_type_size(ggml_type(info.type))), &bytes)) {
+        bytes = UINT64_MAX;
+    }
+    return true;
 }
 
 bool read_tensor_info(Cursor & in, TensorInfo & info) {
     uint32_t n_dims = 0;
-    if (!in.string(info.name, max_name) || !in.get(n_dims) || n_dims > 4) {
+    if (!in.string(info.name, max_name) || info.name.empty() || !in.get(n_dims) || n_dims > 4) {
         return false;
     }
     info.ne.resize(n_dims);
@@ -226,35 +234,35 @@ public:
     }
 
 private:
-    Status corrupt(const std::string & what) const {
-        return { Code::corrupt, "cannot read '" + label_ + "': " + what };
-    }
+    Status corrupt(const std::string & what, int rule) const { return reject(Code::corrupt, label_, what, rule); }
     Status truncated(const std::string & where) const {
         return corrupt("the header ends, or has an unknown type or an impossible length or shape, in " + where +
-                       " at byte " + std::to_string(in_.position()) + " of " + std::to_string(header_.file_size) +
-                       "; the file is truncated or damaged, copy or convert it again (SPEC R3)");
+                           " at byte " + std::to_string(in_.position()) + " of " + std::to_string(header_.file_size) +
+                           "; the file is truncated or damaged, copy or convert it again",
+                       3);
     }
 
     Status start() {
         char magic[4] = {};
         uint32_t version = 0;
         if (!in_.get(magic) || std::memcmp(magic, "GGUF", 4) != 0) {
-            return { Code::not_flash, "'" + label_ +
-                                          "' is not a GGUF file: it does not start with the bytes "
-                                          "'GGUF'; give a file made by gguf-flash convert (SPEC R1)" };
+            return reject(Code::not_flash, label_,
+                          "it is not a GGUF file: it does not start with the bytes 'GGUF'; give a file made by "
+                          "gguf-flash convert",
+                          1);
         }
         if (!in_.get(version)) {
             return truncated("the version");
         }
         if (version != 3) {
-            return { Code::version, "cannot read '" + label_ + "': GGUF version 3 expected, found " +
-                                        std::to_string(version) + "; convert the model again (SPEC R2)" };
+            return reject(Code::version, label_,
+                          "GGUF version 3 expected, found " + std::to_string(version) + "; convert the model again", 2);
         }
         if (!in_.get(n_tensors_) || !in_.get(n_keys_)) {
             return truncated("the counts");
         }
         // A key takes 13 bytes at least and a tensor info 24.
-        if (n_keys_ > in_.left() / 13 || n_tensors_ > in_.left() / 24) {
+        if (n_keys_ > in_.left() / 13 || n_tensors_ > (in_.left() - 13 * n_keys_) / 24) {
             return truncated("the counts (" + std::to_string(n_tensors_) + " tensors, " + std::to_string(n_keys_) +
                              " keys)");
         }
@@ -265,26 +273,29 @@ private:
         for (uint64_t i = 0; i < n_keys_; ++i) {
             std::string key;
             Value value;
-            if (!in_.string(key, max_key) || key.empty() || !read_value(in_, value, keep(key))) {
+            const bool named = in_.string(key, max_key) && !key.empty();
+            if (named && header_.keys.count(key) != 0) {
+                return corrupt("key '" + key + "' appears twice; convert the model again", 20);
+            }
+            if (!named || !read_value(in_, value, keep(key))) {
                 return truncated("key " + std::to_string(i) + " '" + key.substr(0, 80) + "'");
             }
-            if (!header_.keys.emplace(key, std::move(value)).second) {
-                return corrupt("key '" + key + "' appears twice; convert the model again (SPEC R20)");
-            }
+            header_.keys.emplace(std::move(key), std::move(value));
         }
         return {};
     }
 
     Status tensors() {
-        header_.tensors.resize(n_tensors_);
         std::set<std::string> names;
-        for (TensorInfo & info : header_.tensors) {
+        for (uint64_t i = 0; i < n_tensors_; ++i) { // grows with what is there: the count may be a lie
+            TensorInfo info;
             if (!read_tensor_info(in_, info) || !tensor_bytes(info, info.bytes)) {
                 return truncated("tensor info '" + info.name.substr(0, 80) + "'");
             }
             if (!names.insert(info.name).second) {
-                return corrupt("tensor '" + info.name + "' appears twice; convert the model again (SPEC R20)");
+                return corrupt("tensor '" + info.name + "' appears twice; convert the model again", 20);
             }
+            header_.tensors.push_back(std::move(info));
         }
         return {};
     }
@@ -296,7 +307,7 @@ private:
         }
         const uint64_t a = header_.alignment;
         if (a == 0 || (a & (a - 1)) != 0) {
-            return corrupt("general.alignment is not a u32 power of two; convert the model again (SPEC R16)");
+            return corrupt("general.alignment is not a u32 power of two; convert the model again", 16);
         }
         header_.data_offset = round_up(in_.position(), a);
         for (TensorInfo & info : header_.tensors) {
@@ -323,6 +334,11 @@ const Value * Header::find(const std::string & key) const {
 }
 
 Result<Header> read_header(const std::string & path, const std::string & label) {
+    struct stat about;
+    if (stat(path.c_str(), &about) == 0 && !S_ISREG(about.st_mode)) { // opening a pipe would wait for its writer
+        return Status(Code::io, "cannot open '" + label + "': it is " +
+                                    (S_ISDIR(about.st_mode) ? "a directory" : "a device or a pipe") + ", give a file");
+    }
     std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
     if (!file) {
         return Status(Code::io, "cannot open '" + label + "': " + std::strerror(errno));
@@ -339,28 +355,32 @@ Result<Header> read_header(const std::string & path, const std::string & label) 
 }
 
 Status check_places(const Header & header, const std::string & label) {
-    const std::string prefix = "cannot read '" + label + "': tensor '";
     std::vector<const TensorInfo *> order;
     for (const TensorInfo & info : header.tensors) {
         if (!info.aligned) {
-            return { Code::corrupt, prefix + info.name + "' does not start at a multiple of " +
-                                        std::to_string(header.alignment) + "; convert the model again (SPEC R16)" };
+            return reject(Code::corrupt, label,
+                          "tensor '" + info.name + "' does not start at a multiple of " +
+                              std::to_string(header.alignment) + "; convert the model again",
+                          16);
         }
         uint64_t end = UINT64_MAX;
         if (__builtin_add_overflow(info.offset, info.bytes, &end) || end > header.file_size) {
-            return { Code::corrupt, prefix + info.name + "' ends beyond the file's " +
-                                        std::to_string(header.file_size) +
-                                        " bytes; it is truncated, copy or convert it again (SPEC R15)" };
+            return reject(Code::corrupt, label,
+                          "tensor '" + info.name + "' ends beyond the file's " + std::to_string(header.file_size) +
+                              " bytes; it is truncated, copy or convert it again",
+                          15);
         }
-        order.push_back(&info);
+        if (info.bytes > 0) {
+            order.push_back(&info);
+        }
     }
-    std::sort(order.begin(), order.end(), [](const TensorInfo * a, const TensorInfo * b) {
-        return a->offset != b->offset ? a->offset < b->offset : a->bytes < b->bytes;
-    });
+    std::sort(order.begin(), order.end(),
+              [](const TensorInfo * a, const TensorInfo * b) { return a->offset < b->offset; });
     for (size_t i = 1; i < order.size(); ++i) {
         if (order[i - 1]->offset + order[i - 1]->bytes > order[i]->offset) {
-            return { Code::corrupt, prefix + order[i - 1]->name + "' overlaps '" + order[i]->name +
-                                        "'; convert the model again (SPEC R16)" };
+            return reject(
+                Code::corrupt, label,
+                "tensor '" + order[i - 1]->name + "' overlaps '" + order[i]->name + "'; convert the model again", 16);
         }
     }
     return {};

@@ -12,8 +12,8 @@ namespace gguf_flash::format {
 
 constexpr uint32_t value_u32 = 4, value_f32 = 6, value_bool = 7, value_string = 8, value_array = 9;
 
-// A metadata value. Scalars and strings are kept; arrays are kept only for keys of the flash
-// section, since a tokenizer's arrays are megabytes the engine has no use for.
+// A metadata value. Scalars and strings are kept; arrays only of strings, u32 and f32 and only for keys of
+// the flash section, since a tokenizer's arrays are megabytes the engine has no use for.
 struct Value {
     uint32_t type = 0;           // gguf type id; 9 is array
     uint32_t array_type = 0;     // element type when type is array

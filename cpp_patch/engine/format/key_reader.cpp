@@ -1,6 +1,7 @@
 #include "key_reader.h"
 
 #include "ggml-cpu.h"
+#include "rejection.h"
 
 #include <cmath>
 #include <cstdio>
@@ -25,7 +26,7 @@ bool is_weight_type(int type) {
 }
 
 Status KeyReader::bad(Code code, const std::string & what, int rule) const {
-    return { code, "cannot use '" + label_ + "': " + what + " (SPEC R" + std::to_string(rule) + ")" };
+    return reject(code, label_, what, rule);
 }
 
 Status KeyReader::corrupt(const std::string & what, int rule) const {

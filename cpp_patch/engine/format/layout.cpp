@@ -11,6 +11,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstdio>
 #include <set>
@@ -28,6 +29,7 @@ using format::Value;
 constexpr uint64_t part_align = 32; // parts start here, for vector loads
 
 constexpr uint64_t max_n_embd = 1 << 24;
+constexpr size_t max_layers = 1 << 16;
 
 // Turns the headers of one file, or of a split set, into a Layout; one method per group of rules.
 class LayoutReader : private KeyReader {
@@ -37,12 +39,11 @@ public:
 
     Result<Layout> run() {
         for (auto step :
-             { &LayoutReader::splits, &LayoutReader::version, &LayoutReader::parts, &LayoutReader::listed_layers,
-               &LayoutReader::blocks, &LayoutReader::types, &LayoutReader::align, &LayoutReader::activation,
-               &LayoutReader::thresholds, &LayoutReader::predictors, &LayoutReader::calibration,
-               &LayoutReader::sparsity, &LayoutReader::tensors, &LayoutReader::bundles, &LayoutReader::places,
-               &LayoutReader::dense_matrices, &LayoutReader::predictor_tensors, &LayoutReader::threshold_tensors,
-               &LayoutReader::down_scales }) {
+             { &LayoutReader::version, &LayoutReader::parts, &LayoutReader::listed_layers, &LayoutReader::blocks,
+               &LayoutReader::types, &LayoutReader::align, &LayoutReader::activation, &LayoutReader::thresholds,
+               &LayoutReader::predictors, &LayoutReader::calibration, &LayoutReader::sparsity, &LayoutReader::tensors,
+               &LayoutReader::bundles, &LayoutReader::places, &LayoutReader::dense_matrices,
+               &LayoutReader::predictor_tensors, &LayoutReader::threshold_tensors, &LayoutReader::down_scales }) {
             Status status = (this->*step)();
             if (!status.ok()) {
                 return status;
@@ -131,6 +132,11 @@ private:
         if (v == nullptr || !v->is_array_of(format::value_u32)) {
             return missing("flash_ffn.layers", "an array of u32");
         }
+        if (v->numbers.size() > max_layers) {
+            return corrupt("flash_ffn.layers lists " + std::to_string(v->numbers.size()) + " layers, at most " +
+                               std::to_string(max_layers) + " expected",
+                           8);
+        }
         double last = -1;
         for (double n : v->numbers) {
             if (n <= last) {
@@ -176,6 +182,7 @@ private:
 
     // Collects tensors of all files; bundles by layer, the rest as resident.
     Status tensors() {
+        Status unlisted;
         std::set<std::string> names;
         bundles_.assign(out_.layers.size(), TensorPlace());
         for (size_t f = 0; f < headers_.size(); ++f) {
@@ -184,19 +191,27 @@ private:
                     return corrupt("tensor '" + info.name + "' appears in two files", 20);
                 }
                 TensorPlace place{ info.name, int(info.type), info.ne, uint32_t(f), info.offset, info.bytes };
-                uint32_t layer = 0;
+                uint64_t layer = 0;
                 if (!block_named(info.name, bundle_name, layer)) {
                     out_.resident.push_back(std::move(place));
                     continue;
                 }
                 const LayerLayout * known = out_.find(layer);
                 if (known == nullptr) {
-                    return corrupt("tensor '" + info.name + "' exists but flash_ffn.layers does not list it", 12);
+                    unlisted = corrupt("tensor '" + info.name + "' exists but flash_ffn.layers does not list it", 12);
+                    continue;
                 }
                 bundles_[size_t(known - out_.layers.data())] = std::move(place);
             }
         }
-        return {};
+        std::sort(out_.resident.begin(), out_.resident.end(),
+                  [](const TensorPlace & a, const TensorPlace & b) { return a.name < b.name; });
+        for (size_t i = 0; unlisted.ok() && i < bundles_.size(); ++i) {
+            if (bundles_[i].name.empty()) {
+                return corrupt("tensor '" + bundle_name(out_.layers[i].layer) + "' is missing", 12);
+            }
+        }
+        return unlisted;
     }
 
     Status types() {
@@ -248,16 +263,13 @@ private:
             LayerLayout & layer = out_.layers[i];
             const TensorPlace & place = bundles_[i];
             const std::string name = bundle_name(layer.layer);
-            if (place.name.empty()) {
-                return corrupt("tensor '" + name + "' is missing", 12);
-            }
             if (place.type != GGML_TYPE_I8 || place.ne.size() != 2 || place.ne[0] == 0 || place.ne[1] == 0) {
                 return corrupt("tensor '" + name + "' is not a two-dimensional I8 tensor", 13);
             }
             if (place.ne[1] > UINT32_MAX) {
                 return corrupt("tensor '" + name + "' claims " + std::to_string(place.ne[1]) +
-                                   " neurons, more than any file holds",
-                               15);
+                                   " neurons, less than 2^32 expected",
+                               13);
             }
             const PartLayout & last = layer.parts.back();
             if (place.ne[0] < last.offset + last.bytes || place.ne[0] % out_.align != 0) {
@@ -283,7 +295,6 @@ private:
         return status;
     }
 
-    Status splits() { return format::check_split_set(*this, headers_); }
     Status blocks() { return format::read_block_names(*this, out_); }
     Status predictors() { return format::read_predictor_keys(*this, out_); }
     Status calibration() { return format::read_calibration_keys(*this, out_); }
@@ -343,26 +354,20 @@ static std::string shown_path(const std::string & path) {
 }
 
 Result<Layout> read_layout(const std::vector<std::string> & paths, const std::string & label) {
-    std::vector<Header> headers;
-    std::vector<std::string> labels;
-    for (size_t i = 0; i < paths.size(); ++i) {
-        labels.push_back(i == 0 ? label : shown_path(paths[i]));
-        Result<Header> header = format::read_header(paths[i], labels[i]);
-        if (!header.ok() && i > 0 && access(paths[i].c_str(), F_OK) != 0) {
-            return Status(Code::corrupt, "cannot use '" + label + "': " + header.status().message() +
-                                             "; put all files of the split set in one folder (SPEC R19)");
-        }
-        if (!header.ok()) {
-            return header.status();
-        }
-        headers.push_back(std::move(header.value()));
-    }
-    if (headers.empty()) {
+    if (paths.empty()) {
         return Status(Code::argument, "no file was given; pass the path of a flash-GGUF");
     }
-    Result<Layout> layout = LayoutReader(label, std::move(headers)).run();
+    std::vector<std::string> labels = { label };
+    std::transform(paths.begin() + 1, paths.end(), std::back_inserter(labels), shown_path);
+    Result<std::vector<Header>> headers = format::read_set(paths, labels);
+    if (!headers.ok()) {
+        return headers.status();
+    }
+    const size_t n_files = headers.value().size();
+    Result<Layout> layout = LayoutReader(label, std::move(headers.value())).run();
     if (layout.ok()) {
-        layout.value().files = paths;
+        layout.value().files.assign(paths.begin(), paths.begin() + long(n_files));
+        labels.resize(n_files);
         layout.value().labels = std::move(labels);
     }
     return layout;

@@ -3,17 +3,31 @@
 #include "ggml.h"
 #include "gguf_flash/reader.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <memory>
 
 namespace gguf_flash {
 
-bool block_named(const std::string & name, std::string (*name_of)(uint32_t), uint32_t & block) {
-    unsigned number = 0;
-    const bool found = std::sscanf(name.c_str(), "blk.%u.", &number) == 1 && name == name_of(number);
-    block = found ? number : block;
-    return found;
+bool block_named(const std::string & name, std::string (*name_of)(uint32_t), uint64_t & block) {
+    constexpr size_t begin = 4; // of the number, behind "blk."
+    const size_t end = name.find('.', begin);
+    const std::string zero = name_of(0); // "blk.0.TAIL"
+    if (end == std::string::npos || end == begin || name.compare(0, begin, zero, 0, begin) != 0 ||
+        name.compare(end, std::string::npos, zero, begin + 1, std::string::npos) != 0 ||
+        (name[begin] == '0' && end > begin + 1)) {
+        return false;
+    }
+    uint64_t number = 0;
+    for (size_t i = begin; i < end; ++i) {
+        if (name[i] < '0' || name[i] > '9') {
+            return false;
+        }
+        number = std::min<uint64_t>(number * 10 + uint64_t(name[i] - '0'), uint64_t(1) << 40); // more is no layer
+    }
+    block = number;
+    return true;
 }
 
 // The name does not end in "weight": upstream's quantizer then leaves the tensor as it is.
@@ -93,13 +107,10 @@ uint64_t Layout::bundle_bytes() const {
     return sum;
 }
 
-const LayerLayout * Layout::find(uint32_t layer) const {
-    for (const LayerLayout & l : layers) {
-        if (l.layer == layer) {
-            return &l;
-        }
-    }
-    return nullptr;
+const LayerLayout * Layout::find(uint64_t layer) const {
+    const auto at = std::lower_bound(layers.begin(), layers.end(), layer,
+                                     [](const LayerLayout & l, uint64_t wanted) { return l.layer < wanted; });
+    return at != layers.end() && at->layer == layer ? &*at : nullptr;
 }
 
 const LayerLayout * Layout::find_block(const std::string & tensor) const {
@@ -113,12 +124,9 @@ const LayerLayout * Layout::find_block(const std::string & tensor) const {
 }
 
 const TensorPlace * Layout::tensor(const std::string & name) const {
-    for (const TensorPlace & t : resident) {
-        if (t.name == name) {
-            return &t;
-        }
-    }
-    return nullptr;
+    const auto at = std::lower_bound(resident.begin(), resident.end(), name,
+                                     [](const TensorPlace & t, const std::string & wanted) { return t.name < wanted; });
+    return at != resident.end() && at->name == name ? &*at : nullptr;
 }
 
 Status read_tensor(const Layout & layout, const TensorPlace & place, std::vector<uint8_t> & to) {

@@ -1,11 +1,12 @@
 // Private to format/: files of a split set belong together (SPEC section 5).
 #pragma once
 
-#include "key_reader.h"
+#include "gguf_header.h"
 
 namespace gguf_flash::format {
 
-// R19: headers are those of all files of one set, in order, or of one ordinary file.
-Status check_split_set(const KeyReader & keys, const std::vector<Header> & headers);
+// The headers of the set that the first of paths begins, or of that file alone if it begins none, whatever
+// its name; rules R1, R2, R3, R20 and R19. labels name the files in messages.
+Result<std::vector<Header>> read_set(const std::vector<std::string> & paths, const std::vector<std::string> & labels);
 
 } // namespace gguf_flash::format

@@ -54,7 +54,7 @@ Status check_sparsity_keys(const KeyReader & keys, const Layout & layout) {
 
 Status check_threshold_tensors(const KeyReader & keys, Layout & layout) {
     for (const TensorPlace & t : layout.resident) {
-        uint32_t number = 0;
+        uint64_t number = 0;
         if (!block_named(t.name, threshold_name, number)) {
             continue;
         }

@@ -18,8 +18,9 @@ enum class Select { all, gate, predictor };
 // drelu: ReLU of gate and of up, both, in a gated FFN; the others are functions of the deciding part.
 enum class Activation { from_graph, relu, relu_sqr, silu, gelu, gelu_erf, drelu };
 
-// The block N for which name_of, one of the functions below, gives name; false for any other name.
-bool block_named(const std::string & name, std::string (*name_of)(uint32_t), uint32_t & block);
+// The block N for which name_of, one of the functions below, gives name; false for any other name. A
+// number that no u32 holds is given as some number that no u32 holds.
+bool block_named(const std::string & name, std::string (*name_of)(uint32_t), uint64_t & block);
 // The tensor that holds the bundles of a block.
 std::string bundle_name(uint32_t layer);
 // The scales of a block's down codes (SPEC section 4): F16 {n_embd, n_ff / 32}.
@@ -97,11 +98,11 @@ struct Layout {
     uint32_t n_embd = 0;
     uint32_t align = 0;
     std::vector<LayerLayout> layers;   // ascending by block index
-    std::vector<TensorPlace> resident; // every tensor that is not a bundle
+    std::vector<TensorPlace> resident; // every tensor that is not a bundle, by name
 
     uint64_t resident_bytes() const;
     uint64_t bundle_bytes() const;
-    const LayerLayout * find(uint32_t layer) const;
+    const LayerLayout * find(uint64_t layer) const;
     // The layer of a dense tensor such as "blk.3.ffn_down.weight"; null if it has no bundle.
     const LayerLayout * find_block(const std::string & tensor) const;
     const TensorPlace * tensor(const std::string & name) const;
