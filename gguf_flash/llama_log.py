@@ -9,8 +9,11 @@ from collections import deque
 from types import ModuleType, TracebackType
 
 from gguf_flash.errors import FlashError, IoError, RamTooSmallError
+from gguf_flash.format.container import printable
+from gguf_flash.format.reader import read_layout, read_set
 
 _ERROR_LEVEL = 4
+_LONGEST = 500  # characters of a line about a buffer
 _BUFFER = re.compile(r"(\S+)\s+(KV|RS|compute|output) buffer size\s*=\s*([0-9.]+) MiB")
 _REASON = re.compile(r"error loading model: (.+)")
 _NOT_GGUF = re.compile(r"^gguf_init\w*: (.+)")
@@ -76,7 +79,8 @@ class LlamaLog:
         line = text.decode("utf-8", "replace").rstrip("\n")
         if level == _ERROR_LEVEL:
             self._errors.append(line)
-        if match := _BUFFER.search(line):
+        # Asked first: a hostile name in a line would have the pattern search for minutes.
+        if " buffer size" in line and (match := _BUFFER.search(line[-_LONGEST:])):
             self._count(match[1], match[2], int(float(match[3]) * 2**20))
         if self._forward and self._previous:
             self._previous(level, text, data)
@@ -105,11 +109,15 @@ class LlamaLog:
                     return match[1].strip()
         return self._errors[-1].strip() if self._errors else ""
 
-    def load_error(self, path: str) -> FlashError:
-        """The exception for a model or context that llama.cpp refused; raises the engine's own."""
+    def load_error(self, path: str, file: str | None = None) -> FlashError:
+        """The exception for a model or context that llama.cpp refused; raises the engine's own.
+
+        `path` is what the message calls the model, `file` what was loaded, if that is another.
+        """
         from gguf_flash import _core
 
         _core.raise_load_error()  # the engine's own reason, as the exception of its kind
+        _raise_broken_rule(file or path)
         reason = self.reason()
         if not reason:
             return FlashError(f"llama.cpp could not load '{path}' and gave no reason")
@@ -117,5 +125,14 @@ class LlamaLog:
             reason = "it is a vision projector, no language model; give the language model's GGUF"
         for pattern, kind, advice in _REFUSALS:
             if pattern.search(reason):
-                return kind(f"cannot load '{path}': {reason}; {advice}")
-        return FlashError(f"cannot load '{path}': {reason}")
+                return kind(f"cannot load '{path}': {printable(reason)}; {advice}")
+        return FlashError(f"cannot load '{path}': {printable(reason)}")
+
+
+def _raise_broken_rule(file: str) -> None:
+    """Raise what is wrong with a damaged file, whose own reader tells it better than llama.cpp."""
+    try:
+        if "flash_ffn.version" in read_set(file, versions=(2, 3))[0].kv:
+            read_layout(file)
+    except IoError:
+        return  # llama.cpp gives the reason

@@ -100,7 +100,7 @@ class Session:
         with self.log:
             self._model = self.api.llama_model_load_from_file(os.fsencode(self.path), params)
         if self._model is None:
-            raise self.log.load_error(self.shown)
+            raise self.log.load_error(self.shown, self.path)
         self._vocab = self.api.llama_model_get_vocab(self._model)
         self.n_vocab: int = self.api.llama_vocab_n_tokens(self._vocab)
         self.engine = engine_of(self.api, self._model)
@@ -183,7 +183,7 @@ class Session:
         with self.log:
             self._context = api.llama_init_from_model(self._model, params)
         if self._context is None:
-            raise self.log.load_error(self.shown)
+            raise self.log.load_error(self.shown, self.path)
         self._batch = api.llama_batch_init(n_batch, 0, 1)
 
     @property
