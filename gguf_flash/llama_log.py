@@ -9,8 +9,6 @@ from collections import deque
 from types import ModuleType, TracebackType
 
 from gguf_flash.errors import FlashError, IoError, RamTooSmallError
-from gguf_flash.format.container import printable
-from gguf_flash.format.reader import read_layout, read_set
 
 _ERROR_LEVEL = 4
 _LONGEST = 500  # characters of a line about a buffer
@@ -115,6 +113,7 @@ class LlamaLog:
         `path` is what the message calls the model, `file` what was loaded, if that is another.
         """
         from gguf_flash import _core
+        from gguf_flash.format.container import printable  # brings numpy, which a run does without
 
         _core.raise_load_error()  # the engine's own reason, as the exception of its kind
         _raise_broken_rule(file or path)
@@ -131,6 +130,8 @@ class LlamaLog:
 
 def _raise_broken_rule(file: str) -> None:
     """Raise what is wrong with a damaged file, whose own reader tells it better than llama.cpp."""
+    from gguf_flash.format.reader import read_layout, read_set
+
     try:
         if "flash_ffn.version" in read_set(file, versions=(2, 3))[0].kv:
             read_layout(file)

@@ -60,7 +60,7 @@ def test_run_does_without_numpy(tiny: tuple[Path, Path], tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [(b"not a gguf at all", "cannot load"), (b"GGUF", "cannot load"), (b"", "cannot load")],
+    [(b"not a gguf at all", "SPEC R1"), (b"GGUF", "SPEC R3"), (b"", "SPEC R1")],
 )
 def test_one_sentence(cli: Cli, tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "bad.gguf"
