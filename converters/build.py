@@ -76,6 +76,7 @@ def convert(
     align: int = 512,
     orders: Orders | None = None,
     force: bool = True,
+    checksums: bool = True,
     progress: Progress | None = None,
 ) -> FlashLayout:
     """Write the flash-GGUF ``out`` from ``src`` and describe it.
@@ -95,6 +96,7 @@ def convert(
     ``align``: the stride is a multiple of this many bytes, a power of two in 32..65536.
     ``orders``: for each layer to reorder, int64 [n_ff], the source's neuron in each place.
     ``force``: replace a file at ``out``; without it, ArgumentError if there is one.
+    ``checksums``: store a checksum of each layer's bundles, for :func:`verify_checksums`.
     ``progress``: called with bytes done, bytes in all and a label.
 
     ``out`` appears complete or not at all, and not if ``src`` changed meanwhile.  Raises a
@@ -121,7 +123,7 @@ def convert(
             kv["flash_ffn.threshold"] = encode_value("arr:f32", cuts)
         if threshold is not None:
             kv["flash_ffn.threshold.source"] = encode_value("str", "asked")
-        with FlashWriter(out, kv, task.planned()) as writer:
+        with FlashWriter(out, kv, task.planned(), checksums=checksums) as writer:
             _stream(task, writer, report)
             dense.check_unchanged()
         return writer.layout

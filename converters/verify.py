@@ -42,6 +42,7 @@ class Verification:
     resident_bytes: int = 0
     keys: int = 0
     down_max_abs_error: float = 0.0
+    checksums: int = 0  # layers whose bundles were compared with the file's own checksum
     differences: list[str] = field(default_factory=list)
 
     @property
@@ -59,6 +60,8 @@ class Verification:
             more = len(self.differences) - 1
             tail = f" (and {more} more)" if more else ""
             return f"not equal: {self.differences[0]}{tail}"
+        if self.checksums:
+            return f"verified: the checksums of {self.checksums} layers are right"
         moved = f" ({self.permuted_layers} layers reordered)" if self.permuted_layers else ""
         return (
             f"verified: {self.layers} layers, {self.neurons} neurons{moved}, "

@@ -99,6 +99,12 @@ def _take_activation(options: dict[str, Any]) -> None:
     "--align", type=int, default=512, show_default=True, help="Multiple for the bundle stride."
 )
 @click.option(
+    "--checksums/--no-checksums",
+    default=True,
+    show_default=True,
+    help="Store a checksum of each layer's bundles, for verify --checksums.",
+)
+@click.option(
     "--dense", is_flag=True, help="Write a dense GGUF instead, for gguf-flash collect and others."
 )
 @sparsity_options
@@ -170,6 +176,7 @@ def _say(sparsify: Sparsify | None) -> None:
 def _dense(src: Path, out: Path, quiet: bool, as_json: bool, options: dict[str, Any]) -> None:
     from gguf_flash.converters import convert_dense
 
+    options.pop("checksums")  # of bundles, of which there are none
     for name, usual in (("select", None), ("predictor", None), ("down_type", None), ("align", 512)):
         if options.pop(name) != usual:
             raise ArgumentError(

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from gguf_flash.errors import CorruptFileError, NotFlashError, UnsupportedError, VersionError
+from gguf_flash.format.checksums import check_checksums
 from gguf_flash.format.container import Tensor, Value, reject
 from gguf_flash.format.down_scale import check_down_scales
 from gguf_flash.format.extents import FileExtent, check_extents
@@ -118,6 +119,7 @@ class FlashLayout:
     sparsity: Sparsity | None
     predictors: tuple[LayerPredictor, ...]
     calibration: Calibration | None
+    checksums: tuple[str, ...]  # hex digests of the layers' bundles, if the file has them
     kv: Mapping[str, Value]
     resident: tuple[Tensor, ...]
 
@@ -346,10 +348,10 @@ def _check_residents(
 def validate(
     kv: Mapping[str, Value], tensors: Sequence[Tensor], files: Sequence[FileExtent]
 ) -> FlashLayout:
-    """Check rules R4 to R18 and R21 to R26, and describe the file.
+    """Check rules R4 to R18 and R21 to R27, and describe the file.
 
     ``kv`` are the keys of the first file, ``tensors`` those of all files with absolute offsets.
-    Raises NotFlashError (R4), VersionError (R5), UnsupportedError (R7, R18) or
+    Raises NotFlashError (R4), VersionError (R5), UnsupportedError (R7, R18, R27) or
     CorruptFileError.
     """
     path = files[0].path
@@ -365,6 +367,7 @@ def validate(
     predictors = check_predictors(keys, layers) if select == "predictor" else ()
     calibration = check_calibration(keys, len(layers))
     sparsity = check_sparsity(keys, len(layers))
+    checksums = check_checksums(keys, len(layers))
     by_name = {t.name: t for t in tensors}
     if len(by_name) != len(tensors):
         raise reject(20, path, "a tensor name appears in two files of the set", CorruptFileError)
@@ -381,5 +384,6 @@ def validate(
     resident = tuple(t for t in tensors if t.name not in bundled)
     return FlashLayout(
         tuple(files), FORMAT_VERSION, select, gated, fused, n_embd, align, names, tuple(bundles),
-        activation, thresholds, neurons, sparsity, predictors, calibration, kv, resident,
+        activation, thresholds, neurons, sparsity, predictors, calibration, checksums, kv,
+        resident,
     )  # fmt: skip

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_flash.errors import IoError
+from gguf_flash.format.checksums import checksum_keys, new_hash
 from gguf_flash.format.container import (
     DEFAULT_ALIGNMENT,
     GGUF_VERSION,
@@ -29,7 +30,7 @@ from gguf_flash.format.container import (
 )
 from gguf_flash.format.extents import FileExtent
 from gguf_flash.format.ggml_types import GgmlType
-from gguf_flash.format.layout import FlashLayout, round_up, validate
+from gguf_flash.format.layout import FlashLayout, bundle_name, round_up, validate
 from gguf_flash.format.partial import (
     create_sibling,
     lock,
@@ -99,8 +100,8 @@ class GgufWriter:
         self, path: Path | str, kv: Mapping[str, Value], tensors: Sequence[PlannedTensor]
     ) -> None:
         self.path = Path(path)
-        infos, offsets, data_bytes = _tensor_infos(tensors)
-        self._header, pad = _header(kv, infos, len(tensors))
+        self._infos, offsets, data_bytes = _tensor_infos(tensors)
+        self._header, pad = _header(kv, self._infos, len(tensors))
         start = len(self._header)
         self._tensors = [
             Tensor(t.name, t.shape, t.type, start + o)
@@ -178,9 +179,13 @@ class GgufWriter:
         while view.nbytes:
             view = view[os.write(self._fd, view) :]
 
+    def _complete(self) -> None:
+        """Called when all data is written, before the file gets its name."""
+
     def _publish(self) -> None:
         if self._index < len(self._tensors):
             raise ValueError(f"'{self._tensors[self._index].name}' was not given all its bytes")
+        self._complete()
         os.fsync(self._fd)
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
@@ -217,12 +222,43 @@ class GgufWriter:
 class FlashWriter(GgufWriter):
     """Writes a flash-GGUF, the bundles being the first of ``tensors``.
 
-    The plan is validated by the reader's own rules before a byte is written.
+    The plan is validated by the reader's own rules before a byte is written. With ``checksums``,
+    the file gets one of each layer's bundles; ``layout`` has them when the file is published.
     """
 
     def __init__(
-        self, path: Path | str, kv: Mapping[str, Value], tensors: Sequence[PlannedTensor]
+        self,
+        path: Path | str,
+        kv: Mapping[str, Value],
+        tensors: Sequence[PlannedTensor],
+        *,
+        checksums: bool = False,
     ) -> None:
+        self._given = kv
+        bundles = [t.name for t in tensors if t.name.endswith(".ffn_bundle")] if checksums else []
+        if bundles:  # of their final size: the header keeps its length
+            kv = {**kv, **checksum_keys([new_hash().hexdigest() for _ in bundles])}
         super().__init__(path, kv, tensors)
+        self._hashes = {name: new_hash() for name in bundles}
         extent = FileExtent(self.path, self.size, len(self._header), DEFAULT_ALIGNMENT)
         self.layout: FlashLayout = validate(self._kv, self._tensors, [extent])
+
+    def write(self, data: NDArray[Any] | bytes | memoryview) -> None:
+        """As of GgufWriter."""
+        if self._index < len(self._tensors):
+            digest = self._hashes.get(self._tensors[self._index].name)
+            if digest is not None:
+                digest.update(data.data if isinstance(data, np.ndarray) else data)
+        super().write(data)
+
+    def _complete(self) -> None:
+        """Put the checksums of what was written in the place that the header has for them."""
+        if not self._hashes:
+            return
+        layers = [self._hashes[bundle_name(b.layer)] for b in self.layout.layers]
+        keys = checksum_keys([h.hexdigest() for h in layers])
+        header, _ = _header({**self._given, **keys}, self._infos, len(self._tensors))
+        view = memoryview(header)
+        while view.nbytes:
+            view = view[os.pwrite(self._fd, view, len(header) - view.nbytes) :]
+        self.layout = validate({**self._kv, **keys}, self._tensors, self.layout.files)

@@ -37,9 +37,21 @@ def _blocks(m: Model) -> None:
     m.kv.append(("flash_ffn.blocks", "arr:str", ["enc.blk.0", "d\u00e9c.blk.0"]))
 
 
+def _checksums(m: Model) -> None:
+    """Of zeros; reading a layout compares nothing."""
+    m.kv.append(("flash_ffn.checksum.layers", "arr:str", ["0" * 64, "f" * 64]))
+    m.kv.append(("flash_ffn.checksum.algorithm", "str", "sha256"))
+
+
+def _algorithm_alone(m: Model) -> None:
+    m.kv.append(("flash_ffn.checksum.algorithm", "str", "md5"))
+
+
 GOOD: dict[str, tuple[str, Callable[[Model], None]]] = {
     "good_all": ("all", lambda m: None),
     "good_blocks": ("all", _blocks),
+    "good_checksums": ("all", _checksums),
+    "good_checksum_algorithm_alone": ("all", _algorithm_alone),
     "good_codes": ("codes", lambda m: None),
     "good_empty_tensors": ("all", _empty),
     "good_gate": ("gate", lambda m: None),

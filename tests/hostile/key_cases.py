@@ -70,6 +70,27 @@ added("r06_thresholds_of_f64", "flash_ffn.threshold", "arr:f64", [0.0, 0.0])
 added("r06_blocks_type", "flash_ffn.blocks", "arr:u32", [0, 1])
 
 
+def _checksums(name: str, algorithm: str, digests: list[str]) -> None:
+    def edit(m: Model) -> None:
+        m.kv.append(("flash_ffn.checksum.algorithm", "str", algorithm))
+        m.kv.append(("flash_ffn.checksum.layers", "arr:str", digests))
+
+    CASES[name] = ("all", edit)
+
+
+_checksums("r27_algorithm", "md5", ["0" * 64] * 2)
+_checksums("r27_algorithm_upper_case", "SHA256", ["0" * 64] * 2)
+_checksums("r27_of_one_layer", "sha256", ["0" * 64])
+_checksums("r27_of_many_layers", "sha256", ["0" * 64] * 100_000)
+_checksums("r27_short", "sha256", ["0" * 64, "0" * 63])
+_checksums("r27_upper_case", "sha256", ["0" * 64, "A" * 64])
+_checksums("r27_no_hex", "sha256", ["0" * 64, "g" * 64])
+_checksums("r27_line_end", "sha256", ["0" * 64, "0" * 63 + "\n"])
+_checksums("r27_no_utf8", "sha256", ["0" * 64, "0" * 63 + "\udcff"])
+added("r06_checksums_type", "flash_ffn.checksum.layers", "str", "0" * 64)
+added("r06_no_checksum_algorithm", "flash_ffn.checksum.layers", "arr:str", ["0" * 64] * 2)
+
+
 def _blocks(name: str, values: list[str]) -> None:
     CASES[name] = ("all", lambda m: m.kv.append(("flash_ffn.blocks", "arr:str", values)))
 

@@ -19,6 +19,7 @@ from conftest import Cli, Models
 
 import gguf_flash
 from gguf_flash import _core
+from gguf_flash.converters import verify_checksums
 from gguf_flash.errors import FlashError, IoError
 from gguf_flash.runtime import tool_path
 
@@ -277,6 +278,7 @@ def test_upstream_split(
     first, *others = sorted(tmp_path.glob("s-*.gguf"))
     assert others
     assert _text(cli, first) == reference[()]
+    assert verify_checksums(first).ok
     others[-1].unlink()
     assert cli("run", first, "--prompt", "x", code=2).stderr.count("\n") == 1
 
@@ -288,6 +290,7 @@ def test_upstream_requantized(cli: Cli, tiny: tuple[Path, Path], tmp_path: Path)
     subprocess.run(list(map(str, command)), check=True, capture_output=True)
     figures = cli.json("run", out, "--prompt", PROMPT, "--tokens", 4)
     assert figures["tokens"] == 4 and figures["flash_bytes"] > 0
+    assert verify_checksums(out).ok
 
 
 # --- under a memory limit -------------------------------------------------------------------------

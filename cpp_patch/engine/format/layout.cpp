@@ -1,6 +1,7 @@
 #include "gguf_flash/layout.h"
 
 #include "block_names.h"
+#include "checksum_keys.h"
 #include "down_scale.h"
 #include "ggml.h"
 #include "gguf_flash/round.h"
@@ -42,8 +43,8 @@ public:
         for (auto step :
              { &LayoutReader::version, &LayoutReader::parts, &LayoutReader::listed_layers, &LayoutReader::blocks,
                &LayoutReader::types, &LayoutReader::align, &LayoutReader::activation, &LayoutReader::thresholds,
-               &LayoutReader::predictors, &LayoutReader::calibration, &LayoutReader::sparsity, &LayoutReader::tensors,
-               &LayoutReader::bundles, &LayoutReader::places, &LayoutReader::dense_matrices,
+               &LayoutReader::predictors, &LayoutReader::calibration, &LayoutReader::sparsity, &LayoutReader::checksums,
+               &LayoutReader::tensors, &LayoutReader::bundles, &LayoutReader::places, &LayoutReader::dense_matrices,
                &LayoutReader::predictor_tensors, &LayoutReader::threshold_tensors, &LayoutReader::down_scales }) {
             Status status = (this->*step)();
             if (!status.ok()) {
@@ -300,6 +301,7 @@ private:
     Status predictors() { return format::read_predictor_keys(*this, out_); }
     Status calibration() { return format::read_calibration_keys(*this, out_); }
     Status down_scales() { return format::check_down_scales(*this, out_); }
+    Status checksums() { return format::check_checksum_keys(*this, out_); }
     Status sparsity() { return format::check_sparsity_keys(*this, out_); }
     Status threshold_tensors() { return format::check_threshold_tensors(*this, out_); }
     Status predictor_tensors() { return format::check_predictor_tensors(*this, out_); }
