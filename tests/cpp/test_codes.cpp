@@ -126,6 +126,15 @@ TEST_CASE("codes: SiLU has the bits of ggml's in every table") {
     }
 }
 
+TEST_CASE("codes: SiLU of what is no number is no number") { // the sanitizers once saw it made an integer
+    for (const Kernels * table : available_kernels()) {
+        CAPTURE(std::string(table->name));
+        CHECK(std::isnan(table->silu(NAN)));
+        CHECK(std::isnan(table->silu(-NAN)));
+        CHECK(table->silu(INFINITY) == INFINITY);
+    }
+}
+
 TEST_CASE("codes: a Q8_0 FFN has the bits of ggml's dense one") {
     if (ggml_cpu_has_avx2() == 0 || ggml_cpu_has_fma() == 0) {
         MESSAGE("skipped: here ggml sums Q8_0 products in another order");

@@ -27,8 +27,8 @@ float ggml_exp(float x, ExpForm form) {
     const float b = std::fma(-n, 0x1.7f7d1cp-20f, std::fma(-n, 0x1.62e4p-1f, x)), u = b * b;
     const float head =
         std::fma(std::fma(0x1.0e4020p-7f, b, 0x1.573e2ep-5f), u, std::fma(0x1.555e66p-3f, b, 0x1.fffdb6p-2f));
-    if (std::fabs(n) > 192) {
-        return n <= 0 ? 0.0f : INFINITY;
+    if (!(std::fabs(n) <= 192)) { // NaN, too, which is no number of a power
+        return std::isnan(n) ? n : n <= 0 ? 0.0f : INFINITY;
     }
     if (form == ExpForm::one_inside) {
         const float j = std::fma(head, u, std::fma(0x1.ffffecp-1f, b, 1.0f));
