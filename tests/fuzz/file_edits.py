@@ -26,6 +26,7 @@ KEYS = ("general.architecture", "general.alignment", "split.count", "split.no",
             "predictor.threshold", "calibration.tokens", "calibration.text", "calibration.target",
             "calibration.window", "calibration.capacity", "calibration.active",
             "calibration.miss_slots", "calibration.miss_curve", "sparsity.target",
+            "checksum.algorithm", "checksum.layers",
             "sparsity.criterion", "sparsity.tokens", "sparsity.zeros", "sparsity.perplexity",
             "source.name", "pad", "unknown")))  # fmt: skip
 _BITS = {"u8": 8, "u16": 16, "u32": 32, "u64": 64}
