@@ -11,6 +11,7 @@ from __future__ import annotations
 import runpy
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError  # the exception; nothing is unpickled here
 from typing import Any, NoReturn
@@ -42,6 +43,8 @@ def _add_own_classes() -> None:
 
 def forbid_code() -> None:
     """Make ``trust_remote_code=True``, which some of upstream's classes pass, mean nothing."""
+    if find_spec("transformers") is None:
+        return
     from transformers import dynamic_module_utils as dynamic
 
     def resolve(
@@ -70,6 +73,8 @@ def forbid_code() -> None:
 
 def forbid_pickles() -> None:
     """Make ``torch.load`` take tensors only, whoever calls it, and say so in one sentence."""
+    if find_spec("torch") is None:
+        return
     import torch
 
     load = torch.load

@@ -13,8 +13,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import dropwhile
 from pathlib import Path
 
@@ -43,6 +44,8 @@ _ACTIVATION_KEYS = (
     "hidden_activation", "hidden_act", "activation_function", "activation", "dense_act_fn",
 )  # fmt: skip
 _WEIGHTS = (".safetensors", ".bin")
+# Of this thread's temporary files, for its tools: one that outlives us keeps its file.
+_locks: ContextVar[tuple[int, ...]] = ContextVar("locks", default=())
 
 
 @contextmanager
@@ -102,11 +105,11 @@ def _dense_file(src: Path, outtype: str | None, beside: Path) -> Iterator[Path]:
             dense = made.new("hf")
             direct = direct if direct in _HF_TYPES else "auto"
             with _watched(_folder_files(src), src):
-                _convert_folder(src, dense, direct, made.locks)
+                _convert_folder(src, dense, direct)
         if outtype and outtype.lower() != "auto" and not _has_type(dense, outtype):
             quantized = made.new(outtype.lower())
             with _watched([c.path for c in read_set(dense, versions=(2, 3))], src):
-                _quantize(dense, quantized, outtype, made.locks)
+                _quantize(dense, quantized, outtype)
             dense = quantized
         yield dense
     finally:
@@ -134,8 +137,7 @@ class _Temporary:
 
     def __init__(self, beside: Path) -> None:
         self._beside = beside
-        self._paths: list[Path] = []
-        self.locks: list[int] = []  # for the tools: one that outlives us keeps its file
+        self._made: list[tuple[Path, int]] = []
 
     def new(self, label: str) -> Path:
         try:
@@ -143,13 +145,14 @@ class _Temporary:
             path, fd = create_sibling(self._beside, f"{label}.gguf")
         except OSError as e:
             raise write_refused(self._beside, e) from e
-        self._paths.append(path)
-        self.locks.append(fd)
+        self._made.append((path, fd))
+        _locks.set((*_locks.get(), fd))
         return path
 
     def remove(self) -> None:
-        for path, fd in zip(self._paths, self.locks, strict=True):
+        for path, fd in self._made:
             path.unlink(missing_ok=True)
+            _locks.set(tuple(lock for lock in _locks.get() if lock != fd))
             os.close(fd)
 
 
@@ -186,7 +189,7 @@ def _converter_script() -> Path:
     return script
 
 
-def _convert_folder(src: Path, out: Path, outtype: str, locks: Sequence[int]) -> None:
+def _convert_folder(src: Path, out: Path, outtype: str) -> None:
     if not (src / "config.json").is_file():
         raise ArgumentError(
             f"cannot convert '{src}': it has no 'config.json', so it is no Hugging Face model; "
@@ -206,7 +209,7 @@ def _convert_folder(src: Path, out: Path, outtype: str, locks: Sequence[int]) ->
     env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     command = [sys.executable, "-m", "gguf_flash.converters.hf_script", str(script), str(src)]
     command += ["--outfile", str(out), "--outtype", outtype]
-    _run(command, f"convert '{src}' with upstream's {_SCRIPT}", env, locks)
+    _run(command, f"convert '{src}' with upstream's {_SCRIPT}", env)
 
 
 def _require_torch() -> None:
@@ -220,20 +223,16 @@ def _require_torch() -> None:
         )
 
 
-def _quantize(dense: Path, out: Path, outtype: str, locks: Sequence[int]) -> None:
+def _quantize(dense: Path, out: Path, outtype: str) -> None:
     tool = runtime.tool_path("llama-quantize")
     name = outtype.upper()
     command = [str(tool), "--allow-requantize", str(dense), str(out), name]
-    _run(
-        command,
-        f"change the type of '{dense}' to {name} with llama-quantize",
-        dict(os.environ),
-        locks,
-    )
+    _run(command, f"change the type of '{dense}' to {name} with llama-quantize", dict(os.environ))
 
 
-def _run(command: list[str], doing: str, env: dict[str, str], locks: Sequence[int]) -> None:
+def _run(command: list[str], doing: str, env: dict[str, str]) -> None:
     """Run a tool quietly, with our locks; why it failed becomes the error's text."""
+    locks = _locks.get()
     try:
         done = subprocess.run(
             command, env=env, capture_output=True, text=True, errors="replace", pass_fds=locks
