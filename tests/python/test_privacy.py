@@ -8,7 +8,7 @@ import platform
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -102,29 +102,45 @@ def test_the_scan_lets_pass() -> None:
 
 # --- no network -----------------------------------------------------------------------------------
 
-_SOCKET = {"x86_64": 41, "aarch64": 198}.get(platform.machine())
+# Numbers of system calls: socket; connect, sendto, sendmsg.
+_CALLS = {"x86_64": (41, (42, 44, 46)), "aarch64": (198, (203, 206, 211))}.get(platform.machine())
+_SOCKET, _TALK = _CALLS or (0, ())
 _AF_INET, _AF_INET6 = 2, 10
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _KILL_PROCESS, _ALLOW = 0x80000000, 0x7FFF0000
+_LOAD, _EQUAL, _END = 0x20, 0x15, 0x06
+
+
+def step(code: int, if_so: int, if_not: int, k: int) -> bytes:
+    """An instruction of the filter: jumps count from the next one."""
+    return struct.pack("HBBI", code, if_so, if_not, k)
 
 
 def forbid_sockets() -> None:
     """From now on the kernel kills this process and its children where they open a socket."""
+    install(
+        step(_LOAD, 0, 0, 0),  # the number of the system call
+        step(_EQUAL, 0, 4, _SOCKET),
+        step(_LOAD, 0, 0, 16),  # its first argument: the family
+        step(_EQUAL, 1, 0, _AF_INET),
+        step(_EQUAL, 0, 1, _AF_INET6),
+        step(_END, 0, 0, _KILL_PROCESS),
+        step(_END, 0, 0, _ALLOW),
+    )
 
-    def step(code: int, jt: int, jf: int, k: int) -> bytes:
-        return struct.pack("HBBI", code, jt, jf, k)
 
-    load, equal, end = 0x20, 0x15, 0x06
-    assert _SOCKET is not None
-    steps = [
-        step(load, 0, 0, 0),  # the number of the system call
-        step(equal, 0, 4, _SOCKET),
-        step(load, 0, 0, 16),  # its first argument: the family
-        step(equal, 1, 0, _AF_INET),
-        step(equal, 0, 1, _AF_INET6),
-        step(end, 0, 0, _KILL_PROCESS),
-        step(end, 0, 0, _ALLOW),
-    ]
+def forbid_talking() -> None:
+    """The same where they connect or send: urllib3 opens a socket to see whether it could."""
+    left = len(_TALK)
+    install(
+        step(_LOAD, 0, 0, 0),
+        *(step(_EQUAL, left - n, 0, call) for n, call in enumerate(_TALK)),
+        step(_END, 0, 0, _ALLOW),
+        step(_END, 0, 0, _KILL_PROCESS),
+    )
+
+
+def install(*steps: bytes) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     code = ctypes.create_string_buffer(b"".join(steps))
     program = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code))
@@ -134,11 +150,13 @@ def forbid_sockets() -> None:
         raise OSError(ctypes.get_errno(), "seccomp")
 
 
-def without_sockets(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+def without_sockets(
+    folder: Path, *words: object, limits: Callable[[], None] = forbid_sockets
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *map(str, words)],
         cwd=folder,
-        preexec_fn=forbid_sockets,
+        preexec_fn=limits,
         capture_output=True,
         text=True,
         errors="replace",
@@ -149,7 +167,7 @@ def without_sockets(folder: Path, *words: object) -> subprocess.CompletedProcess
 @pytest.fixture(scope="module")
 def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder to work in, where the kernel can forbid sockets."""
-    if _SOCKET is None:
+    if _CALLS is None:
         pytest.skip(f"the number of socket() on {platform.machine()} is not known here")
     folder = tmp_path_factory.mktemp("offline")
     try:
@@ -160,6 +178,10 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for family in ("AF_INET", "AF_INET6"):
         done = without_sockets(folder, "-c", f"import socket; socket.socket(socket.{family})")
         assert done.returncode == -31, done.stderr  # SIGSYS: the tests below can fail
+    for talk in ("connect(('127.0.0.1', 9))", "sendto(b'x', ('127.0.0.1', 9))"):
+        program = f"import socket; socket.socket(type=socket.SOCK_DGRAM).{talk}"
+        done = without_sockets(folder, "-c", program, limits=forbid_talking)
+        assert done.returncode == -31, done.stderr
     return folder
 
 
@@ -199,7 +221,7 @@ def test_flash_llama_opens_no_socket(offline: Path, small_opt: SmallOpt) -> None
 
 @pytest.mark.hf
 @pytest.mark.slow
-def test_converting_a_folder_opens_no_socket(offline: Path) -> None:
+def test_converting_a_folder_asks_no_hub(offline: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from test_checkpoint import opt_folder
@@ -208,5 +230,6 @@ def test_converting_a_folder_opens_no_socket(offline: Path) -> None:
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"")
     opt_folder(folder)
-    done = without_sockets(offline, "-m", "gguf_flash", "convert", folder, "--out", "opt.gguf")
+    words = ("-m", "gguf_flash", "convert", folder, "--out", "opt.gguf")
+    done = without_sockets(offline, *words, limits=forbid_talking)
     assert done.returncode == 0, done.stderr
