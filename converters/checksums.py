@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gguf_flash.converters.flash_file import FlashFile
 from gguf_flash.converters.verify import Verification
-from gguf_flash.converters.verify_rows import FlashFile
 from gguf_flash.errors import ArgumentError
 from gguf_flash.format.checksums import new_hash
 from gguf_flash.format.reader import read_layout

@@ -64,7 +64,8 @@ def reorder(
     ]
     planned += [PlannedTensor(t.name, t.shape, t.type) for t in layout.resident]
     report = progress or (lambda done, total, what: None)
-    with FlashWriter(out, {**kv, **(keys or {})}, planned) as writer:
+    checksums = bool(layout.checksums)  # of the rows where they were
+    with FlashWriter(out, {**kv, **(keys or {})}, planned, checksums=checksums) as writer:
         done = 0
         for what, data in _data(flash, orders):
             writer.write(data)

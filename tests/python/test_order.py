@@ -24,7 +24,7 @@ from gguf_flash.calibrate.coactivity import chain, requests_per_token
 from gguf_flash.calibrate.inputs import FfnInputs
 from gguf_flash.calibrate.recording import Recording
 from gguf_flash.calibrate.selection import missed
-from gguf_flash.converters import convert, order, verify
+from gguf_flash.converters import convert, order, verify, verify_checksums
 from gguf_flash.converters.flash_file import FlashFile
 from gguf_flash.converters.reorder import reorder
 from gguf_flash.converters.selections import Selections
@@ -397,3 +397,11 @@ def gemma(layout: Any) -> Any:
     from gguf_flash.format.container import encode_value
 
     return encode_value("str", "gemma3n")
+
+
+def test_an_ordered_file_has_checksums_of_its_own(small_opt: SmallOpt, tmp_path: Path) -> None:
+    out = tmp_path / "ordered.gguf"
+    order(small_opt.flash("gate"), out, text=TEXT)
+    assert not verify_checksums(out).differences
+    with pytest.raises(ArgumentError, match="exists"):
+        order(small_opt.flash("gate"), out, text=TEXT)
