@@ -79,6 +79,7 @@ def command(
       gguf-flash plan model.flash.gguf --ram 60% --check 64
     """
     from gguf_flash.plan.check import check as run_check
+    from gguf_flash.plan.cost import LOOKING_AHEAD, Costs
     from gguf_flash.plan.curves import curves_of
     from gguf_flash.plan.device import DeviceProfile
     from gguf_flash.plan.facts import Facts
@@ -96,7 +97,8 @@ def command(
             device = DeviceProfile.measure(
                 Path(model), facts.stride, threads or default_threads(), progress
             )
-    planner = Planner(facts, curves_of(facts.layout, selected), device)
+    costs = LOOKING_AHEAD if facts.layout.select == "predictor" else Costs()
+    planner = Planner(facts, curves_of(facts.layout, selected), device, costs)
     report = planner.report(wanted, tokens)
     if check is not None:
         with progress_bar("check", as_json, unit="run") as progress:

@@ -17,7 +17,7 @@ from gguf_flash.plan.curves import MissCurve
 from gguf_flash.plan.device import DeviceProfile
 from gguf_flash.plan.facts import Facts, LayerFacts
 
-__all__ = ["Costs", "TokenCost", "token_cost", "waves_extra"]
+__all__ = ["LOOKING_AHEAD", "Costs", "TokenCost", "token_cost", "waves_extra"]
 
 _MOST_MERGED = 64  # neurons one request reads at most, and its bytes, as in the engine
 _READ_LIMIT = 512 << 10
@@ -41,6 +41,11 @@ class Costs:
     sweep_overlap: float = 0.0
     depth: int = 32
     gap: int = 12 << 10
+
+
+# With a predictor the next layer's reads are under way while attention computes. Planted OPT-6.7B,
+# F16, half of its size: 409 to 446 ms a token where the disk alone needs 382 to 406.
+LOOKING_AHEAD = Costs(sweep_overlap=0.9, depth=64)
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,7 @@ import sys
 from system_limits import fail_large_reads
 from gguf_flash.settings import Settings
 from gguf_flash.session import Session
+import gguf_flash.format.reader  # what names the reason is not to be read from the same disk
 from gguf_flash.errors import FlashError
 large, small = sys.argv[1:3]
 Session(small).close()

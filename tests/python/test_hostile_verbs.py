@@ -36,6 +36,8 @@ VERBS = {
     "inspect": lambda file, source, out: ["inspect", file, "--json"],
     "verify": lambda file, source, out: ["verify", file, "--against", source],
     "convert": lambda file, source, out: ["convert", file, "--out", out],
+    "plan": lambda file, source, out: ["plan", file, "--ram", "50%", "--json"],
+    "order": lambda file, source, out: ["order", file, out, "--text", source],
     "run": lambda file, source, out: ["run", file, "--prompt", "x", "--tokens", "1"],
 }
 

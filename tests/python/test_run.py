@@ -32,6 +32,7 @@ VARIATIONS = (
 )
 KEYS = {
     "text", "tokens", "tokens_per_s", "bytes_per_token", "requests_per_token", "hit_rate",
+    "ahead_per_token", "foreseen_per_token",
     "predictor_ms", "io_ms", "mem_ms", "compute_ms", "peak_rss_bytes", "kv_bytes", "compute_bytes",
     "prompt_tokens", "prompt_s", "prompt_bytes", "ram_bytes", "flash_bytes", "memory", "settings",
     "reader",

@@ -68,11 +68,11 @@ def test_scores_are_the_papers(small_opt: SmallOpt, ticks: Ticks) -> None:
 @pytest.mark.parametrize(("policy", "window"), [*(("window", k) for k in WINDOWS), ("budget", 5)])
 def test_cache_is_a_plain_replay(ticks: Ticks, policy: str, window: int) -> None:
     """Hits, misses, evictions, requests and bytes of every layer after every token."""
-    model = gguf_flash.open_model(ticks.path, ram="70%", policy=policy, window=window)
-    evictions = 0
+    model = gguf_flash.open_model(ticks.path, ram="50%", policy=policy, window=window)
+    evictions = whole = 0  # miss curves may give a layer that is used evenly all it has
     for i in LAYERS:
         layer = model.stats()["layers"][i]
-        assert layer["slots"] < layer["n_ff"]
+        whole += layer["slots"] == layer["n_ff"]
         plain = PlainCache(layer["slots"], layer["slot_bytes"], policy, window)
         for x, now in zip(ticks.x[i], ticks.selected[i], strict=True):
             plain.select(np.flatnonzero(now).tolist())
@@ -83,7 +83,7 @@ def test_cache_is_a_plain_replay(ticks: Ticks, policy: str, window: int) -> None
             assert cached == len(plain.last) <= layer["slots"]
         assert layer["selected"] == ticks.selected[i].sum() == plain.hits + plain.misses
         evictions += plain.evictions
-    assert evictions > 0 and plain.hits > 0
+    assert evictions > 0 and plain.hits > 0 and whole < len(LAYERS)
 
 
 def union(selected: Any, k: int) -> list[int]:
