@@ -1,5 +1,6 @@
 // Reading the next layer's neurons ahead: the same bits, the same selection, other times.
 #include "counter_replay.h"
+#include "failing_system.h"
 #include "scored_call.h"
 
 using namespace gguf_flash;
@@ -38,8 +39,9 @@ public:
     Ahead2(const StoredFlash & stored, SettingList settings)
         : stored_(stored), standalone_(open_flash(stored.path, settings)), model_(standalone_, &standalone_->model()) {}
 
-    // Both layers on one text; an I/O error is followed by one more attempt, which must not fail.
-    std::vector<float> run(int ticks, int threads, int percent_wrong, uint64_t seed = 3) {
+    // Both layers on one text; an error is followed by one more attempt, which must not fail.
+    // fail_from > 0: in each tick one allocation of one of the calls fails, a later one in each tick.
+    std::vector<float> run(int ticks, int threads, int percent_wrong, uint64_t seed = 3, int fail_from = 0) {
         replay::DriftingText texts[2] = { replay::DriftingText(0), replay::DriftingText(0) };
         FfnOp ops[2] = { FfnOp(model_, 0), FfnOp(model_, 1) };
         std::vector<float> all;
@@ -58,8 +60,12 @@ public:
                 in.scores_stride = in.ahead_stride = n_ff;
                 in.x_stride = in.out_stride = stored_.file.spec.n_embd;
                 in.out = out.data();
+                if (fail_from > 0 && (tick + layer) % 2 == 0) {
+                    failing::memory(fail_from + tick);
+                }
                 Status status = run_op(ops[layer], in, threads);
-                if (status.code() == Code::io) {
+                failing::healthy();
+                if (status.code() == Code::io || status.code() == Code::ram_too_small) {
                     ++errors;
                     CHECK(zero(out));
                     status = run_op(ops[layer], in, threads);
@@ -167,5 +173,19 @@ TEST_CASE("lookahead: contexts of one model on several threads") {
             t.join();
         }
         CHECK((same == std::vector<int>(3, 1)));
+    }
+}
+
+TEST_CASE("lookahead: calls without memory lose no read, and the next ones are right") {
+    const StoredFlash stored(two_layers());
+    const std::vector<float> want = Ahead2(stored, off).run(40, 1, 10);
+    for (const char * reader : { "io_uring", "pread" }) {
+        int errors = 0;
+        for (int from = 1; from < 40; from += 6) {
+            Ahead2 model(stored, { { "ram", "30%" }, { "reader", reader }, { "faults", "delay:200" } });
+            CHECK((model.run(40, 1, 10, 3, from) == want));
+            errors += model.errors;
+        }
+        CHECK((errors > 5 || !failing::can_fail));
     }
 }

@@ -58,6 +58,7 @@ bool Ahead::submit(LayerState & state, const std::vector<uint32_t> & neurons, Re
         return false;
     }
     state.counters.requests += 1;
+    ++state.reads_ahead;
     ++in_flight_;
     return true;
 }
@@ -72,7 +73,19 @@ void Ahead::take(LayerState & state, std::vector<Arrival> & arrived, bool wait) 
     if (state.arrived.empty() && wait) {
         collect(true);
     }
-    arrived.swap(state.arrived);
+    arrived = state.arrived; // a copy: what is reserved there stays there
+    state.arrived.clear();
+}
+
+void Ahead::settle(LayerState & state) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (pid_ != getpid()) {
+        leave_parent();
+    }
+    while (state.reads_ahead > 0) {
+        collect(true);
+    }
+    state.arrived.clear();
 }
 
 void Ahead::collect(bool wait) {
@@ -90,6 +103,7 @@ void Ahead::collect(bool wait) {
 }
 
 void Ahead::finish(Piece & piece, bool ok) {
+    --piece.state->reads_ahead;
     for (uint32_t neuron : piece.neurons) {
         piece.state->arrived.push_back({ neuron, ok });
     }

@@ -25,6 +25,8 @@ public:
     // Moves what has arrived for the layer to arrived. wait: blocks for a read, of any layer, if
     // nothing has arrived and some are under way.
     void take(LayerState & state, std::vector<Arrival> & arrived, bool wait);
+    // Waits until nothing is under way for the layer, and forgets what arrived. Allocates nothing.
+    void settle(LayerState & state);
 
 private:
     struct Piece; // one read

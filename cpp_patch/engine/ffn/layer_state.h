@@ -80,7 +80,8 @@ struct LayerState {
     uint64_t evictions_counted = 0;
 
     std::vector<uint32_t> ahead;     // neurons read, or being read, for the coming tick
-    std::vector<Arrival> arrived;    // guarded by Ahead's mutex
+    std::vector<Arrival> arrived;    // guarded by Ahead's mutex, as is
+    size_t reads_ahead = 0;          // how many reads are under way for the layer
     std::vector<ReadRun> runs_ahead; // scratch
     Foresight foresight;
 };

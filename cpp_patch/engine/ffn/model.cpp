@@ -60,6 +60,7 @@ LayerState::LayerState(const LayerLayout & l, const File & f, uint32_t n_slots, 
       gap_bytes(settings.gap) {
     // Where a look ahead runs out of memory, what it began must still come to an end.
     arrived.reserve(l.n_ff);
+    ahead.reserve(l.n_ff);
     runs_ahead.reserve(l.n_ff);
 }
 

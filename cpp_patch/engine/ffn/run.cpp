@@ -110,6 +110,10 @@ void FfnRun::abandon() {
     if (!lock_.owns_lock()) {
         lock_.lock();
     }
+    if (op_.model_->ahead() != nullptr) {
+        op_.model_->ahead()->settle(state_); // they, too, write into slots
+        state_.ahead.clear();
+    }
     for (uint32_t i = 0; i < state_.layout.n_ff; ++i) {
         if (state_.cache.slot(i) != NeuronCache::none) {
             state_.cache.drop(i);
