@@ -46,7 +46,8 @@ public:
         FfnOp ops[2] = { FfnOp(model_, 0), FfnOp(model_, 1) };
         std::vector<float> all;
         for (int tick = 0; tick < ticks; ++tick) {
-            const uint32_t n_tokens = tick % 7 == 6 ? 3 : 1;
+            // What grows from call to call has to ask for memory in each.
+            const uint32_t n_tokens = fail_from > 0 ? 1 + uint32_t(tick) / 2 : tick % 7 == 6 ? 3 : 1;
             const std::vector<float> x = stored_.input(n_tokens, uint64_t(tick) + 1);
             const std::vector<float> scores[2] = { texts[0].next(n_tokens), texts[1].next(n_tokens) };
             const std::vector<float> ahead = guess(scores[1], percent_wrong, seed + uint64_t(tick));
@@ -61,7 +62,7 @@ public:
                 in.x_stride = in.out_stride = stored_.file.spec.n_embd;
                 in.out = out.data();
                 if (fail_from > 0 && (tick + layer) % 2 == 0) {
-                    failing::memory(fail_from + tick);
+                    failing::memory(fail_from + tick % 3);
                 }
                 Status status = run_op(ops[layer], in, threads);
                 failing::healthy();
@@ -178,14 +179,16 @@ TEST_CASE("lookahead: contexts of one model on several threads") {
 
 TEST_CASE("lookahead: calls without memory lose no read, and the next ones are right") {
     const StoredFlash stored(two_layers());
-    const std::vector<float> want = Ahead2(stored, off).run(40, 1, 10);
+    const int never = 1 << 20;
+    const std::vector<float> want =
+        Ahead2(stored, { { "lookahead", "off" }, { "prefill", "select" } }).run(24, 1, 10, 3, never);
     for (const char * reader : { "io_uring", "pread" }) {
         int errors = 0;
-        for (int from = 1; from < 40; from += 6) {
-            Ahead2 model(stored, { { "ram", "30%" }, { "reader", reader }, { "faults", "delay:200" } });
-            CHECK((model.run(40, 1, 10, 3, from) == want));
+        for (int from = 1; from < 30; from += 2) {
+            Ahead2 model(stored, { { "ram", "30%" }, { "reader", reader }, { "prefill", "select" } });
+            CHECK((model.run(24, 1, 10, 3, from) == want));
             errors += model.errors;
         }
-        CHECK((errors > 5 || !failing::can_fail));
+        CHECK((errors > 20 || !failing::can_fail));
     }
 }
