@@ -311,6 +311,7 @@ TEST_CASE("cache: a look ahead takes no slot of its own, of a read under way, or
                 REQUIRE((cache.acquire(s) != NeuronCache::none || pinned.size() >= 16));
             }
             cache.end();
+            REQUIRE(cache.n_pinned() == pinned.size());
             for (uint32_t i : pinned) {
                 REQUIRE(cache.slot(i) != NeuronCache::none);
                 REQUIRE(cache.pinned(i));

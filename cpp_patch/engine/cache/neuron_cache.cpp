@@ -73,7 +73,14 @@ int32_t NeuronCache::acquire_ahead(uint32_t neuron) {
     }
     const int32_t slot = put(neuron, tokens_before_);
     slots_[slot].pinned = true;
+    ++n_pinned_;
     return slot;
+}
+
+void NeuronCache::unpin(uint32_t neuron) {
+    Slot & slot = slots_[slot_of_[neuron]];
+    n_pinned_ -= slot.pinned;
+    slot.pinned = false;
 }
 
 // Gives the next free slot to a neuron.
@@ -173,6 +180,7 @@ void NeuronCache::end() {
 
 void NeuronCache::evict(int32_t slot) {
     slot_of_[slots_[slot].neuron] = none;
+    n_pinned_ -= slots_[slot].pinned; // of a read that failed
     slots_[slot] = Slot();
     free_.push_back(slot);
     ++evictions_;

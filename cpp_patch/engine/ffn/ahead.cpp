@@ -21,6 +21,14 @@ Ahead::~Ahead() {
     }
 }
 
+bool Ahead::able() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (pid_ != getpid()) {
+        leave_parent();
+    }
+    return reader_ != nullptr;
+}
+
 void Ahead::read(LayerState & state, const std::vector<uint32_t> & neurons) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (pid_ != getpid()) {

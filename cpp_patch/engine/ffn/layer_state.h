@@ -112,6 +112,7 @@ class Session {
 public:
     explicit Session(std::unique_ptr<Reader> r) : reader(std::move(r)) {}
 
+    std::shared_ptr<void> enlisted;    // counts it among those that have the slots registered
     const int pid = getpid();          // a fork's child must not use its parent's ring or threads
     std::vector<uint8_t> xq[2];        // x in the dot product's type: for gate rows, for up rows
     std::vector<uint32_t> last;        // per neuron: 0, or 1 + the last token that selects it

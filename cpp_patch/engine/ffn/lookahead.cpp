@@ -66,7 +66,7 @@ void FfnRun::judge_foresight() {
 
 // Begins to read what the next layer will probably select and has not cached.
 void FfnRun::look_ahead() {
-    if (in_.ahead_scores == nullptr || op_.model_->ahead() == nullptr) {
+    if (in_.ahead_scores == nullptr || op_.model_->ahead() == nullptr || !op_.model_->ahead()->able()) {
         return;
     }
     LayerState & next = op_.model_->layer(op_.layer_index_ + 1);
@@ -100,9 +100,9 @@ void FfnRun::acquire_ahead(LayerState & next) {
         }
     }
     next.cache.expect(uint32_t(wanted.size()));
-    const size_t most = next.cache.n_slots() / 2; // the tick itself must not run out of slots
+    const uint32_t most = next.cache.n_slots() / 2; // the tick itself must not run out of slots
     for (uint32_t neuron : wanted) {
-        if (next.ahead.size() >= most || next.cache.acquire_ahead(neuron) == NeuronCache::none) {
+        if (next.cache.n_pinned() >= most || next.cache.acquire_ahead(neuron) == NeuronCache::none) {
             break;
         }
         next.ahead.push_back(neuron);

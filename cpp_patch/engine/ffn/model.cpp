@@ -253,8 +253,9 @@ Status Model::prepare_ahead() {
     if (!settings_.lookahead || layout_.select != Select::predictor || layers_.size() < 2) {
         return {};
     }
+    const bool pool = reader_name_.rfind("io_uring", 0) != 0; // its threads go on by themselves
     Result<std::unique_ptr<Reader>> reader =
-        make_reader(settings_.reader, std::max(settings_.depth, ahead_depth), faults_);
+        make_reader(settings_.reader, pool ? settings_.depth : std::max(settings_.depth, ahead_depth), faults_);
     if (!reader.ok()) {
         return reader.status();
     }
@@ -327,8 +328,14 @@ Result<std::unique_ptr<Session>> Model::borrow() {
     if (!reader.ok()) {
         return reader.status();
     }
-    enlist(*reader.value());
-    return std::unique_ptr<Session>(new Session(std::move(reader.value())));
+    std::unique_ptr<Session> session(new Session(std::move(reader.value())));
+    // A session beyond those that are kept serves one call: registering would cost more than it saves.
+    const bool first = enlisted_.fetch_add(1) < kept_sessions;
+    session->enlisted = std::shared_ptr<void>(nullptr, [this](void *) { --enlisted_; });
+    if (first) {
+        enlist(*session->reader);
+    }
+    return session;
 }
 
 void Model::give_back(std::unique_ptr<Session> session) {

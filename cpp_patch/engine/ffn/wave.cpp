@@ -44,9 +44,10 @@ uint32_t FfnRun::plan_wave(uint32_t first) {
         }
     }
     end = whole_blocks(first, end);
-    state_.counters.hits += s.items.size() + late_ - foreseen_;
-    state_.counters.misses += s.misses.size() + foreseen_;
-    foreseen_ = 0;
+    const uint32_t foreseen = std::min(foreseen_, uint32_t(s.items.size()) + late_); // later waves have the others
+    state_.counters.hits += s.items.size() + late_ - foreseen;
+    state_.counters.misses += s.misses.size() + foreseen;
+    foreseen_ -= foreseen;
     wave_first_ = first;
     offer_items(end - first);
     return end;

@@ -237,7 +237,7 @@ private:
             if (faults_) {
                 result = faults_->apply(result, op->file->align());
             }
-            ++head;
+            store_release(cq_head_, ++head); // taken, whatever happens to it below
             --in_flight_;
             if (settle(*op, result)) {
                 done[n++] = op;
@@ -245,7 +245,6 @@ private:
                 waiting_.push_front(op);
             }
         }
-        store_release(cq_head_, head);
         return n;
     }
 

@@ -6,6 +6,7 @@
 #include "gguf_flash/neuron_cache.h"
 #include "gguf_flash/reader.h"
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -136,7 +137,8 @@ private:
     std::unique_ptr<Pages> trash_;
     std::unique_ptr<Ahead> ahead_; // after the layers, whose memory its reads fill
 
-    mutable std::mutex mutex_; // guards the two below
+    std::atomic<size_t> enlisted_{ 0 }; // sessions whose readers have the slots registered
+    mutable std::mutex mutex_;          // guards the two below
     std::vector<std::unique_ptr<Session>> sessions_;
     Status last_error_;
 };

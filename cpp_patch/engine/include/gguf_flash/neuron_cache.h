@@ -69,7 +69,8 @@ public:
     int32_t acquire_ahead(uint32_t neuron);
     // Pinned: a read into the slot is under way, so that it cannot be given away.
     bool pinned(uint32_t neuron) const { return slots_[slot_of_[neuron]].pinned; }
-    void unpin(uint32_t neuron) { slots_[slot_of_[neuron]].pinned = false; }
+    void unpin(uint32_t neuron);
+    uint32_t n_pinned() const { return n_pinned_; }
     // Applies the window.
     void end();
 
@@ -93,6 +94,7 @@ private:
     uint32_t n_slots_;
     Policy policy_;
     uint32_t window_;
+    uint32_t n_pinned_ = 0;
     uint64_t evictions_ = 0;
     uint64_t tokens_before_ = 0;   // tokens of all earlier ticks
     uint32_t tick_tokens_ = 0;     // tokens of this tick
