@@ -305,8 +305,10 @@ def slow(seconds: float) -> dict[str, str]:
 def test_a_signal_ends_a_decode(deep: Path, number: int, code: int) -> None:
     command = [sys.executable, "-m", "gguf_flash", "run", str(deep), "--prompt", "x"]
     running = subprocess.Popen(
-        command, cwd=deep.parent, env={**os.environ, **slow(60)}, stderr=subprocess.PIPE, text=True
-    )
+        command, cwd=deep.parent, env={**os.environ, **slow(60)}, stderr=subprocess.PIPE, text=True,
+        # A shell's background jobs ignore interrupts, and so would their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     assert running.stderr is not None
     time.sleep(4)
     assert running.poll() is None
