@@ -41,6 +41,7 @@ uint64_t describe_run(const LayerState & state, const std::vector<uint32_t> & ne
     op.file = &state.file;
     op.offset = state.bundle_offset(neuron) - lead;
     op.segments = segments;
+    op.trash = state.trash;
     const uint64_t length = state.aligned ? stride : round_up(lead + stride, state.file.align());
     uint64_t bytes = 0;
     auto add = [&](uint8_t * to, uint64_t n) {

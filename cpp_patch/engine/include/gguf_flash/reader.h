@@ -56,7 +56,8 @@ struct ReadOp {
     uint64_t needed = 0; // bytes from offset that must arrive; the segments may reach past the end of the file
     int n_segments = 0;
     iovec * segments = nullptr;
-    uint32_t tag = 0; // these two for the caller
+    void * trash = nullptr; // segments that begin here are read through: a reader may put them elsewhere
+    uint32_t tag = 0;       // these two for the caller
     void * owner = nullptr;
 
     int error = 0; // errno once done; 0 is success, ENODATA the end of the file
