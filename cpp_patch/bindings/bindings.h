@@ -24,4 +24,16 @@ template <typename T> T value_or_raise(Result<T> result) {
     return std::move(result.value());
 }
 
+// What llama.cpp's parameters want of an object that it calls back: the properties callback and user_data.
+template <typename T, typename Function>
+pybind11::class_<T> & give_callback(pybind11::class_<T> && c, Function * function) {
+    return c
+        .def_property_readonly(
+            "callback", [function](const T &) { return reinterpret_cast<uintptr_t>(function); },
+            "Address of the function.")
+        .def_property_readonly(
+            "user_data", [](const T & self) { return reinterpret_cast<uintptr_t>(&self); },
+            "The pointer that it gets.");
+}
+
 } // namespace gguf_flash

@@ -18,16 +18,11 @@ struct Interrupt {
 } // namespace
 
 void init_interrupt(py::module_ & m) {
-    py::class_<Interrupt>(m, "Interrupt",
-                          "Ends a decode through llama_context_params.abort_callback. It must outlive the context; any "
-                          "thread may use it.")
+    give_callback(py::class_<Interrupt>(m, "Interrupt",
+                                        "Ends a decode through llama_context_params.abort_callback. It must outlive "
+                                        "the context; any thread may use it."),
+                  &Interrupt::answer)
         .def(py::init<>())
-        .def_property_readonly(
-            "callback", [](const Interrupt &) { return reinterpret_cast<uintptr_t>(&Interrupt::answer); },
-            "Address of the function for abort_callback.")
-        .def_property_readonly(
-            "user_data", [](const Interrupt & s) { return reinterpret_cast<uintptr_t>(&s); },
-            "Address for abort_callback_data.")
         .def_property(
             "asked", [](const Interrupt & s) { return s.asked.load(); },
             [](Interrupt & s, bool value) { s.asked.store(value); }, "Whether the decode under way is to end.");

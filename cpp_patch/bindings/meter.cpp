@@ -48,17 +48,14 @@ py::array_t<uint64_t> buckets(const Meter & self, uint32_t layer) {
 } // namespace
 
 void init_meter(py::module_ & m) {
-    py::class_<Meter>(m, "Meter",
-                      "Counts the scores of a dense model's neurons, and cuts the small ones, through "
-                      "llama_context_params.cb_eval. It must outlive the context, and be used by one thread at a time.")
+    give_callback(
+        py::class_<Meter>(
+            m, "Meter",
+            "Counts the scores of a dense model's neurons, and cuts the small ones, through "
+            "llama_context_params.cb_eval. It must outlive the context, and be used by one thread at a time."),
+        &Meter::on_node)
         .def(py::init(&make), py::arg("label"), py::arg("activation"), py::arg("layers"),
              "layers are (layer, whether ffn_gate decides, weights float32 [n_ff], bias float32 [n_ff] or None).")
-        .def_property_readonly(
-            "callback", [](const Meter &) { return reinterpret_cast<uintptr_t>(&Meter::on_node); },
-            "Address of the function for cb_eval.")
-        .def_property_readonly(
-            "user_data", [](const Meter & self) { return reinterpret_cast<uintptr_t>(&self); },
-            "The pointer for cb_eval_user_data.")
         .def(
             "set_thresholds",
             [](Meter & self, uint32_t layer, const Floats & thresholds) {

@@ -50,19 +50,15 @@ py::object magnitudes(const py::object & self, uint32_t layer) {
 } // namespace
 
 void init_recorder(py::module_ & m) {
-    py::class_<Recorder>(m, "Recorder",
-                         "Records FFN inputs and active neurons through llama_context_params.cb_eval. It must outlive "
-                         "the context, and be used by one thread at a time.")
+    give_callback(py::class_<Recorder>(
+                      m, "Recorder",
+                      "Records FFN inputs and active neurons through llama_context_params.cb_eval. It must outlive "
+                      "the context, and be used by one thread at a time."),
+                  &Recorder::on_node)
         .def(py::init(&make), py::arg("label"), py::arg("n_embd"), py::arg("layers"), py::arg("tokens"),
              py::arg("magnitudes") = false, py::arg("inputs_only") = false,
              "label names the model in messages; layers are (layer, n_ff); tokens is the most between two clears. "
              "inputs_only is for a model whose FFNs are on flash.")
-        .def_property_readonly(
-            "callback", [](const Recorder &) { return reinterpret_cast<uintptr_t>(&Recorder::on_node); },
-            "Address of the function for cb_eval.")
-        .def_property_readonly(
-            "user_data", [](const Recorder & self) { return reinterpret_cast<uintptr_t>(&self); },
-            "The pointer for cb_eval_user_data.")
         .def("clear", &Recorder::clear, "Forgets all rows and the error.")
         .def(
             "check", [](const Recorder & self, uint32_t tokens) { raise_if_failed(self.check(tokens)); },
