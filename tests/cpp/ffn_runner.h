@@ -75,6 +75,10 @@ inline uint64_t least_ram(const std::string & path) {
     return bytes;
 }
 
+inline bool has(const gguf_flash::Status & status, const std::string & text) {
+    return status.message().find(text) != std::string::npos;
+}
+
 inline bool zero(const std::vector<float> & values) {
     for (float v : values) {
         if (v != 0.0f) {

@@ -1,5 +1,6 @@
 // What goes wrong stays a Status: the output is zero, the message names the place, the next call is right.
 #include "ffn_runner.h"
+#include "specs.h"
 
 #include <unistd.h>
 
@@ -9,18 +10,6 @@
 using namespace gguf_flash;
 
 namespace {
-
-FlashSpec two_layers() {
-    FlashSpec spec;
-    spec.layers = { 0, 5 };
-    spec.n_ff = { 400 };
-    spec.biases = true;
-    return spec;
-}
-
-bool has(const Status & status, const std::string & text) {
-    return status.message().find(text) != std::string::npos;
-}
 
 // Calls until one fails; whether one did, checking everything about it.
 bool one_failure(const StoredFlash & stored, const SettingList & settings, uint32_t n_tokens, int threads) {
@@ -51,7 +40,7 @@ bool one_failure(const StoredFlash & stored, const SettingList & settings, uint3
 } // namespace
 
 TEST_CASE("ffn errors: a failed read fails one call, and the next has the right bits") {
-    const StoredFlash stored(two_layers());
+    const StoredFlash stored(biased_layers());
     const std::string least = std::to_string(least_ram(stored.path));
     int failures = 0;
     for (const char * reader : { "pread", "auto" }) {
@@ -81,7 +70,7 @@ TEST_CASE("ffn errors: a failed read fails one call, and the next has the right 
 TEST_CASE("ffn errors: the file shrinks before a call") {
     for (const char * prefill : { "select", "stream" }) {
         for (int threads : { 1, 3 }) {
-            const StoredFlash stored(two_layers());
+            const StoredFlash stored(biased_layers());
             const auto model = open_flash(stored.path, { { "ram", "60%" }, { "prefill", prefill } });
             const std::vector<float> x = stored.input(2);
             std::vector<float> out = call(*model, 5, x, 2, threads);
@@ -102,7 +91,7 @@ TEST_CASE("ffn errors: the file shrinks before a call") {
 }
 
 TEST_CASE("ffn errors: the file shrinks while calls run") {
-    const StoredFlash stored(two_layers());
+    const StoredFlash stored(biased_layers());
     const auto model = open_flash(stored.path, { { "ram", "30%" } });
     const std::vector<float> x = stored.input(1);
     const std::vector<float> expected = call(*model, 5, x, 1);
@@ -128,7 +117,7 @@ TEST_CASE("ffn errors: the file shrinks while calls run") {
 }
 
 TEST_CASE("ffn errors: a budget that is too small says what would do") {
-    FlashSpec spec = two_layers();
+    FlashSpec spec = biased_layers();
     spec.select = Select::gate;
     const StoredFlash stored(spec);
     for (const char * ram : { "1", "100KiB" }) {
@@ -172,7 +161,7 @@ TEST_CASE("ffn errors: the budget is kept, whatever the layers' sizes") {
 
 TEST_CASE("ffn errors: files that do not open, biases that do not fit") {
     CHECK(Standalone::open("/nonexistent.gguf", Settings()).status().code() == Code::io);
-    FlashSpec spec = two_layers();
+    FlashSpec spec = biased_layers();
     FlashFile file(spec);
     file.image.tensor("blk.5.ffn_up.bias").type = GGML_TYPE_I32;
     TempFolder folder;
@@ -182,7 +171,7 @@ TEST_CASE("ffn errors: files that do not open, biases that do not fit") {
 }
 
 TEST_CASE("ffn errors: models by the object that owns them") {
-    const StoredFlash stored(two_layers());
+    const StoredFlash stored(biased_layers());
     const auto standalone = open_flash(stored.path);
     auto model = std::shared_ptr<Model>(standalone, &standalone->model());
     int owner = 0;

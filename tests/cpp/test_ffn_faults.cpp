@@ -1,18 +1,11 @@
 // FFNs on a disk that misbehaves: what can be recovered changes no bit, what cannot fails its own call.
 #include "ffn_runner.h"
 #include "gguf_flash/reader.h"
+#include "specs.h"
 
 using namespace gguf_flash;
 
 namespace {
-
-FlashSpec two_layers() {
-    FlashSpec spec;
-    spec.layers = { 0, 5 };
-    spec.n_ff = { 400 };
-    spec.biases = true;
-    return spec;
-}
 
 std::vector<std::string> readers() {
     return io_uring_problem().empty() ? std::vector<std::string>{ "pread", "io_uring" }
@@ -56,7 +49,7 @@ int calls_that_fail(const StoredFlash & stored, Standalone & model, const std::v
 } // namespace
 
 TEST_CASE("ffn faults: what can be recovered changes no bit") {
-    const StoredFlash stored(two_layers());
+    const StoredFlash stored(biased_layers());
     for (uint32_t n_tokens : { 1u, 17u }) {
         const std::vector<float> x = stored.input(n_tokens);
         const std::vector<float> expected = call(*open_flash(stored.path), 5, x, n_tokens);
@@ -73,7 +66,7 @@ TEST_CASE("ffn faults: what can be recovered changes no bit") {
 }
 
 TEST_CASE("ffn faults: a device that goes fails every call until it is back") {
-    const StoredFlash stored(two_layers());
+    const StoredFlash stored(biased_layers());
     int failures = 0;
     for (uint32_t n_tokens : { 1u, 17u }) {
         const std::vector<float> x = stored.input(n_tokens);
@@ -95,7 +88,7 @@ TEST_CASE("ffn faults: a device that goes fails every call until it is back") {
 }
 
 TEST_CASE("ffn faults: a device that does not come back, and one that is never ready") {
-    FlashSpec spec = two_layers();
+    FlashSpec spec = biased_layers();
     spec.n_ff = { 64 };
     const StoredFlash stored(spec);
     const std::vector<float> x = stored.input(1);
@@ -116,7 +109,7 @@ TEST_CASE("ffn faults: a device that does not come back, and one that is never r
 }
 
 TEST_CASE("ffn faults: a read of seconds is waited for") {
-    const StoredFlash stored(two_layers());
+    const StoredFlash stored(biased_layers());
     const std::vector<float> x = stored.input(1);
     const std::vector<float> expected = call(*open_flash(stored.path), 5, x, 1);
     for (const std::string & reader : readers()) {
@@ -126,7 +119,7 @@ TEST_CASE("ffn faults: a read of seconds is waited for") {
 }
 
 TEST_CASE("ffn faults: without io_uring the bits are the same, and asking for it is refused") {
-    const StoredFlash stored(two_layers());
+    const StoredFlash stored(biased_layers());
     const std::vector<float> x = stored.input(3);
     const std::vector<float> expected = call(*open_flash(stored.path), 5, x, 3);
     for (const char * faults : { "uring:EPERM", "uring:ENOSYS" }) {

@@ -1,32 +1,9 @@
 // A system without memory: what fails is one load or one call, with a sentence.
 #include "failing_system.h"
 #include "ffn_runner.h"
+#include "specs.h"
 
 using namespace gguf_flash;
-
-namespace {
-
-FlashSpec spec_of(Select select, ggml_type down = GGML_TYPE_F16) {
-    FlashSpec spec;
-    spec.layers = { 0, 5 };
-    spec.n_ff = { 320 };
-    spec.biases = true;
-    spec.select = select;
-    spec.down = down;
-    spec.neuron_thresholds = down == GGML_TYPE_I8 ? 0 : 0.01f;
-    return spec;
-}
-
-bool has(const Status & status, const std::string & text) {
-    return status.message().find(text) != std::string::npos;
-}
-
-std::vector<FlashSpec> specs() {
-    return { spec_of(Select::all), spec_of(Select::gate), spec_of(Select::predictor),
-             spec_of(Select::all, GGML_TYPE_I8) };
-}
-
-} // namespace
 
 TEST_CASE("memory faults: a load without memory fails with a sentence, and the next one succeeds") {
     for (const FlashSpec & spec : specs()) {

@@ -1,34 +1,11 @@
 // A file system without direct reads, and a disk that fails while a model is loaded.
 #include "failing_system.h"
 #include "ffn_runner.h"
+#include "specs.h"
 
 #include <cerrno>
 
 using namespace gguf_flash;
-
-namespace {
-
-FlashSpec spec_of(Select select, ggml_type down = GGML_TYPE_F16) {
-    FlashSpec spec;
-    spec.layers = { 0, 5 };
-    spec.n_ff = { 320 };
-    spec.biases = true;
-    spec.select = select;
-    spec.down = down;
-    spec.neuron_thresholds = down == GGML_TYPE_I8 ? 0 : 0.01f;
-    return spec;
-}
-
-bool has(const Status & status, const std::string & text) {
-    return status.message().find(text) != std::string::npos;
-}
-
-std::vector<FlashSpec> specs() {
-    return { spec_of(Select::all), spec_of(Select::gate), spec_of(Select::predictor),
-             spec_of(Select::all, GGML_TYPE_I8) };
-}
-
-} // namespace
 
 TEST_CASE("system faults: a file system without direct reads") {
     if (!failing::can_fail) {
