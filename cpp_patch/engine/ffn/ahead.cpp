@@ -23,28 +23,21 @@ Ahead::~Ahead() {
 
 bool Ahead::able() {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (pid_ != getpid()) {
-        leave_parent();
-    }
+    leave_parent();
     return reader_ != nullptr;
 }
 
 void Ahead::read(LayerState & state, const std::vector<uint32_t> & neurons) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (pid_ != getpid()) {
-        leave_parent();
-    }
     plan_runs(state, neurons, state.runs_ahead);
     for (ReadRun run : state.runs_ahead) {
-        if (reader_ == nullptr || !submit(state, neurons, run)) {
+        if (!submit(state, neurons, run)) {
             for (uint32_t i = run.first; i < run.first + run.count; ++i) {
                 state.arrived.push_back({ neurons[i], false }); // their layer reads them when it needs them
             }
         }
     }
-    if (reader_ != nullptr) {
-        reader_->flush();
-    }
+    reader_->flush();
 }
 
 // False where there is no memory for it.
@@ -74,9 +67,7 @@ bool Ahead::submit(LayerState & state, const std::vector<uint32_t> & neurons, Re
 void Ahead::take(LayerState & state, std::vector<Arrival> & arrived, bool wait) {
     arrived.clear();
     std::lock_guard<std::mutex> lock(mutex_);
-    if (pid_ != getpid()) {
-        leave_parent();
-    }
+    leave_parent();
     collect(false);
     if (state.arrived.empty() && wait) {
         collect(true);
@@ -87,9 +78,7 @@ void Ahead::take(LayerState & state, std::vector<Arrival> & arrived, bool wait) 
 
 void Ahead::settle(LayerState & state) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (pid_ != getpid()) {
-        leave_parent();
-    }
+    leave_parent();
     while (state.reads_ahead > 0) {
         collect(true);
     }
@@ -132,6 +121,9 @@ Ahead::Piece & Ahead::spare_piece() {
 // In a fork's child: the reads under way belong to the parent, and their bytes will not come here. From
 // now on nothing is read ahead.
 void Ahead::leave_parent() {
+    if (pid_ == getpid()) {
+        return;
+    }
     reader_.release();
     pid_ = getpid();
     for (const std::unique_ptr<Piece> & piece : pieces_) {

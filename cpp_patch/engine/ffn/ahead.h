@@ -22,7 +22,7 @@ public:
 
     // False in a fork's child, which has no reader.
     bool able();
-    // Begins to read neurons, ascending, whose slots the layer's cache has pinned.
+    // able() must be true. Begins to read neurons, ascending, whose slots the layer's cache has pinned.
     void read(LayerState & state, const std::vector<uint32_t> & neurons);
     // Moves what has arrived for the layer to arrived. wait: blocks for a read, of any layer, if
     // nothing has arrived and some are under way.

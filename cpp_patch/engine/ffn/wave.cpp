@@ -138,7 +138,8 @@ void FfnRun::submit_run(uint32_t run) {
 
 // Takes what has been read. block: waits for something, if anything is under way.
 void FfnRun::pump(bool block) {
-    const Clock::time_point t = block ? Clock::now() : Clock::time_point();
+    const bool waits = block;
+    const Clock::time_point t = Clock::now();
     if (late_ > 0) {
         Session & s = session();
         op_.model_->ahead()->take(state_, s.arrivals, block);
@@ -157,9 +158,7 @@ void FfnRun::pump(bool block) {
             complete(*done[i]);
         }
     }
-    if (t != Clock::time_point()) {
-        io_ns_ += since(t);
-    }
+    io_ns_ += waits ? since(t) : 0;
 }
 
 void FfnRun::complete(ReadOp & op) {
