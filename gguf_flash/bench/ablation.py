@@ -35,6 +35,7 @@ def ablation(
     arms.summary, in this order), bundling and unavailable: steps the engine cannot take on this
     file, with the reason.
     """
+    predicts = plan.pair.select == "predictor"
     papers: Settings = {"policy": "window", "window": window}
     made: dict[str, Arm | None] = {
         "naive": plan.naive(_PAPERS),
@@ -43,8 +44,8 @@ def ablation(
         "window": plan.ours("window", papers, _PAPERS),
         "budget": plan.ours("budget", {"policy": "budget"}, _PAPERS),
         "merging": plan.ours("merging", {"policy": "budget"}, _NO_LOOKAHEAD),
-        "lookahead": _with_predictor(plan, "lookahead", "budget"),
-        "score": _with_predictor(plan, "score", "score"),
+        "lookahead": plan.ours("lookahead", {"policy": "budget"}) if predicts else None,
+        "score": plan.ours("score", {"policy": "score"}),
     }
     head = plan.head("ablation")
     chosen = [arm for arm in made.values() if arm is not None]
@@ -58,12 +59,6 @@ def ablation(
         "bundling": bundling(plan.pair.flash, {step["name"]: step for step in found}),
         "unavailable": {name: reason for name, arm in made.items() if arm is None},
     }
-
-
-def _with_predictor(plan: Plan, name: str, policy: str) -> Arm | None:
-    if plan.pair.select != "predictor" and name == "lookahead":
-        return None
-    return plan.ours(name, {"policy": policy})
 
 
 def bundling(flash: Path, steps: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
