@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 
 from gguf_flash.calibrate.selection import Selection
 
-__all__ = ["GAP_BYTES", "chain", "requests_per_token"]
+__all__ = ["GAP_BYTES", "READ_BYTES", "SEGMENTS", "chain", "requests_per_token"]
 
 Order = NDArray[np.int64]
 
-# How the engine merges reads (engine/ffn/reads.cpp).
+# How the engine merges reads (engine/ffn/reads.cpp): bytes between two missed neurons that are read
+# through to save a request, and the most bytes and pieces of memory of one.
 GAP_BYTES = 12 << 10
-_READ_BYTES = 512 << 10
-_SEGMENTS = 64
+READ_BYTES = 512 << 10
+SEGMENTS = 64
 
 
 def chain(missed: Selection) -> Order:
@@ -77,8 +78,8 @@ def _runs(places: list[int], stride: int, gap_bytes: int) -> int:
         if (
             runs
             and between * stride <= gap_bytes
-            and segments + more <= _SEGMENTS
-            and (place - first + 1) * stride <= _READ_BYTES
+            and segments + more <= SEGMENTS
+            and (place - first + 1) * stride <= READ_BYTES
         ):
             segments += more
         else:

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gguf_flash.calibrate.coactivity import GAP_BYTES, READ_BYTES, SEGMENTS
 from gguf_flash.plan.curves import MissCurve
 from gguf_flash.plan.device import DeviceProfile
 from gguf_flash.plan.facts import Facts, LayerFacts
 
 __all__ = ["LOOKING_AHEAD", "Costs", "TokenCost", "token_cost", "waves_extra"]
 
-_MOST_MERGED = 64  # neurons one request reads at most, and its bytes, as in the engine
-_READ_LIMIT = 512 << 10
 _GIVEN_UP = 8  # a working set larger than the cache gives up a part of this many at a time
 
 
@@ -40,7 +39,7 @@ class Costs:
     ffn_overlap: float = 1.0
     sweep_overlap: float = 0.0
     depth: int = 32
-    gap: int = 12 << 10
+    gap: int = GAP_BYTES
 
 
 # With a predictor the next layer's reads are under way while attention computes. Planted OPT-6.7B,
@@ -141,7 +140,7 @@ def _requests(
         through = missed * sum(k * chance * (1 - chance) ** k for k in range(1, between + 1))
     if curve.selected > slots:
         waves = missed / max(1.0, slots / _GIVEN_UP)
-    full = missed / max(1, min(_MOST_MERGED, _READ_LIMIT // x.stride)) + waves / 2
+    full = missed / max(1, min(SEGMENTS, READ_BYTES // x.stride)) + waves / 2
     return min(missed, max(apart, full, waves)), through
 
 
