@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import DATA, SmallOpt
-from recordings import plant, write_recording
+from recordings import needs_torch, plant, write_recording
 from tiny_models import make_dense
 
 KILLS = 20
@@ -211,6 +211,7 @@ def test_make_model(verbs: Verbs, tmp_path: Path) -> None:
 
 @pytest.mark.hf
 @pytest.mark.slow
+@needs_torch
 def test_train(tmp_path: Path) -> None:
     """Layers that were finished are not trained again; in the end nothing is different."""
     recording = write_recording(tmp_path / "r", [plant(n, 512, 48, 96) for n in (1, 2)], ctx=64)
