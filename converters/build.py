@@ -22,7 +22,7 @@ from gguf_flash.converters.bundle import (
 )
 from gguf_flash.converters.codes import CODES, down_scales, planned_scales
 from gguf_flash.converters.dense import DenseModel, FfnLayer, find_layers
-from gguf_flash.converters.predictor import PredictorTensors
+from gguf_flash.converters.predictor import PREDICTOR_TYPES, PredictorTensors
 from gguf_flash.converters.thresholds import FindThresholds, ThresholdTensors, check_without
 from gguf_flash.converters.upstream import open_source
 from gguf_flash.errors import ArgumentError, UnsupportedError
@@ -69,6 +69,7 @@ def convert(
     outtype: str | None = None,
     select: str | None = None,
     predictor: Path | str | None = None,
+    predictor_type: str | None = None,
     down_type: str | None = None,
     activation: str | None = None,
     threshold: Sequence[float] | None = None,
@@ -86,6 +87,8 @@ def convert(
     ``select``: "all", "gate" to keep the deciding matrix resident, or "predictor" (the default
     when a predictor is given, else "all").
     ``predictor``: file of gguf_flash train or calibrate, made from this model.
+    ``predictor_type``: "f16", or "q8_0" of half the bytes, in layers where its blocks of 32 fit; by
+    default q8_0 if all bundles are quantized.
     ``down_type``: type of the transposed down rows; by default the source's if it is a float type,
     "i8" for Q8_0 (its codes, with the scales resident), F16 for every other.
     ``activation``: overrides what the model says ("relu").
@@ -105,7 +108,7 @@ def convert(
     given, src, out = Path(out), Path(src), target_of(src, out)
     select = select or ("predictor" if predictor else "gate" if sparsify else "all")
     _check_arguments(select, align)
-    _check_predictor(out, select, predictor)
+    _check_predictor(out, select, predictor, predictor_type)
     refuse_existing(given, force)
     kind = _down_type(down_type)
     report = progress or (lambda done, total, what: None)
@@ -114,6 +117,7 @@ def convert(
         if predictor is not None:
             task.predictor = PredictorTensors.open(predictor, _layer_sizes(task))
             task.predictor.check_model(dense.sha256(), _quantized_from(src, outtype))
+            _quantize_predictor(task, predictor_type)
         numbers = [p.ffn.layer for p in task.plans]
         cuts, told, task.thresholds = _found(numbers, dense, threshold, activation, sparsify)
         task.resident = _without_replaced(task.resident, threshold)
@@ -205,9 +209,17 @@ def _check_arguments(select: str, align: int) -> None:
         raise ArgumentError(f"align must be a power of two in 32..65536, found {align}")
 
 
-def _check_predictor(out: Path, select: str, predictor: Path | str | None) -> None:
+def _check_predictor(
+    out: Path, select: str, predictor: Path | str | None, kind: str | None
+) -> None:
+    if kind not in (None, *PREDICTOR_TYPES):
+        raise ArgumentError(
+            f"a predictor type of {', '.join(PREDICTOR_TYPES)} expected, found '{kind}'"
+        )
     if predictor is not None:
         check_target(out, [Path(predictor)])
+    elif kind is not None:
+        raise ArgumentError("a predictor type needs a predictor: give --predictor FILE")
     if select == "predictor" and predictor is None:
         raise ArgumentError(
             "select 'predictor' needs one: give --predictor FILE, which gguf-flash train makes, or"
@@ -273,6 +285,12 @@ def _layer_sizes(task: _Task) -> tuple[dict[int, int], int]:
     """n_ff of each bundled layer, and n_embd."""
     sizes = {p.ffn.layer: p.ffn.n_ff for p in task.plans}
     return sizes, task.plans[0].ffn.down.shape[1]
+
+
+def _quantize_predictor(task: _Task, kind: str | None) -> None:
+    quantized = not any(part.type.is_float for plan in task.plans for part in plan.parts)
+    if task.predictor is not None and (kind == "q8_0" or (kind is None and quantized)):
+        task.predictor.quantize()
 
 
 def _quantized_from(src: Path, outtype: str | None) -> str:

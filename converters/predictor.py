@@ -9,29 +9,41 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gguf_flash.converters.rows import quantize_rows
 from gguf_flash.errors import PredictorError
 from gguf_flash.format.container import Value, encode_value
-from gguf_flash.format.ggml_types import TYPES
+from gguf_flash.format.ggml_types import TYPES, GgmlType
 from gguf_flash.format.predictor import RATES, predictor_names
 from gguf_flash.format.writer import PlannedTensor
-from gguf_flash.predictor.file import Predictor
+from gguf_flash.predictor.file import Predictor, PredictorLayer
 
-__all__ = ["PredictorTensors"]
+__all__ = ["PREDICTOR_TYPES", "PredictorTensors"]
 
-_F32, _F16 = TYPES[0], TYPES[1]
+_F32, _F16, _Q8_0 = TYPES[0], TYPES[1], TYPES[8]
+PREDICTOR_TYPES = (_F16.name.lower(), _Q8_0.name.lower())
 
 
 class PredictorTensors:
-    """The predictors of the layers that a conversion bundles, in their order."""
+    """The predictors of the layers that a conversion bundles, in their order.
+
+    ``types``: of A and B of each layer; ``quantize`` chooses them.
+    """
 
     def __init__(self, predictor: Predictor, sizes: tuple[Mapping[int, int], int]) -> None:
         self._predictor, (self._n_ff, self._n_embd) = predictor, sizes
         self._layers = [predictor.layers[n] for n in self._n_ff if n in predictor.layers]
+        self.types: dict[int, GgmlType] = {p.layer: _F16 for p in self._layers}
 
     @classmethod
     def open(cls, path: Path | str, sizes: tuple[Mapping[int, int], int]) -> PredictorTensors:
         """Read ``path`` for a model with ``sizes``: n_ff of each layer, and n_embd."""
         return cls(Predictor.open(path), sizes)
+
+    def quantize(self) -> None:
+        """Write A and B as Q8_0, half of F16's bytes, in each layer where blocks of 32 fit."""
+        for p in self._layers:
+            if p.rank % 32 == 0 and p.n_embd % 32 == 0:
+                self.types[p.layer] = _Q8_0
 
     def check_model(self, digest: str, also: str = "") -> None:
         """Raise PredictorError unless it was trained on the model with one of these sha256."""
@@ -53,7 +65,7 @@ class PredictorTensors:
         tensors = []
         for p in self._layers:
             shapes = ((p.n_embd, p.rank), (p.rank, p.n_ff), (p.n_ff,))
-            kinds = (_F16, _F16, _F32)
+            kinds = (self.types[p.layer], self.types[p.layer], _F32)
             names = predictor_names(p.layer)
             tensors += [PlannedTensor(*t) for t in zip(names, shapes, kinds, strict=True)]
         return tensors
@@ -62,9 +74,14 @@ class PredictorTensors:
         """What :meth:`planned` names, with the neurons of a layer in the order given for it."""
         for p in self._layers:
             order = orders.get(p.layer, slice(None))
-            yield np.ascontiguousarray(p.a, "<f2")
-            yield np.ascontiguousarray(p.b[order], "<f2")
+            yield self._encoded(p, p.a)
+            yield self._encoded(p, p.b[order])
             yield np.ascontiguousarray(p.bias[order], "<f4")
+
+    def _encoded(self, p: PredictorLayer, matrix: NDArray[np.float16]) -> NDArray[Any]:
+        if self.types[p.layer] == _F16:
+            return np.ascontiguousarray(matrix, "<f2")
+        return quantize_rows(self.types[p.layer], matrix.astype(np.float32))
 
     def keys(self) -> dict[str, Value]:
         """``predictor.*``, and ``calibration.*`` if it was calibrated, without ``flash_ffn.``."""

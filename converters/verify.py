@@ -16,7 +16,7 @@ from gguf_flash.converters.activations import activation_of
 from gguf_flash.converters.bundle import neuron_tensors
 from gguf_flash.converters.dense import DenseModel, FfnLayer, find_layers
 from gguf_flash.converters.flash_file import FlashFile
-from gguf_flash.converters.predictor import PredictorTensors
+from gguf_flash.converters.predictor import PREDICTOR_TYPES, PredictorTensors
 from gguf_flash.converters.upstream import open_source
 from gguf_flash.converters.verify_rows import STEP, SourceRows, part_source
 from gguf_flash.format.container import Tensor, Value
@@ -119,6 +119,10 @@ class _Comparison:
     def expect(self, predictor: PredictorTensors) -> None:
         """Compare what selects neurons, and the keys about it, too."""
         self.thresholds = predictor.thresholds()
+        for layer in predictor.types:
+            a = self.flash.resident.get(predictor_names(layer)[0])
+            if a is not None and a.type.name.lower() in PREDICTOR_TYPES:
+                predictor.types[layer] = a.type
         names = [t.name for t in predictor.planned()]
         data = (a.view(np.uint8).ravel() for a in predictor.data({}))
         self.predicted = dict(zip(names, data, strict=True))

@@ -79,6 +79,12 @@ def _take_activation(options: dict[str, Any]) -> None:
     help="What gguf-flash train or calibrate wrote for this model.",
 )
 @click.option(
+    "--predictor-type",
+    type=click.Choice(["f16", "q8_0"]),
+    help="Of the predictors' matrices; q8_0, where its blocks of 32 fit, takes half the RAM"
+    " [default: q8_0 if the bundles are quantized, else f16].",
+)
+@click.option(
     "--down-type",
     help="Type of the down rows [default: the source's if it is a float type, i8 (its codes) for"
     " q8_0, else f16].",
@@ -177,8 +183,9 @@ def _dense(src: Path, out: Path, quiet: bool, as_json: bool, options: dict[str, 
     from gguf_flash.converters import convert_dense
 
     options.pop("checksums")  # of bundles, of which there are none
-    for name, usual in (("select", None), ("predictor", None), ("down_type", None), ("align", 512)):
-        if options.pop(name) != usual:
+    usual = {**dict.fromkeys(("select", "predictor", "predictor_type", "down_type")), "align": 512}
+    for name, value in usual.items():
+        if options.pop(name) != value:
             raise ArgumentError(
                 f"--dense writes no bundles, so it takes no --{name.replace('_', '-')}"
             )
