@@ -86,7 +86,7 @@ def test_q8_0_has_the_bits_of_the_dense_model(
     stock: Path, models: Models, tmp_path: Path, threads: int
 ) -> None:
     """Down codes are added as ggml's AVX2 code adds them; elsewhere ggml's own order differs."""
-    if "avx2" not in str(_core.machine(".")["simd"]):
+    if _core.machine(".")["simd"] not in ("avx2", "avx512"):
         pytest.skip("ggml sums Q8_0 products in another order on this processor")
     expected = dump(models.dense("Q8_0"), tmp_path / "stock.npy", stock, threads)
     found = dump(models.flash("Q8_0"), tmp_path / "flash.npy", lib_dir(), threads)

@@ -8,10 +8,16 @@ namespace gguf_flash {
 
 std::vector<const Kernels *> available_kernels() {
     std::vector<const Kernels *> tables = { &scalar_kernels };
-#ifdef GGUF_FLASH_AVX2
+#ifdef GGUF_FLASH_X86
     if (cpu_has_avx2()) {
         tables.push_back(&avx2_kernels);
     }
+    if (cpu_has_avx512()) {
+        tables.push_back(&avx512_kernels);
+    }
+#endif
+#ifdef GGUF_FLASH_NEON
+    tables.push_back(&neon_kernels);
 #endif
     return tables;
 }

@@ -1,6 +1,6 @@
 // Private to kernels/: scalar arithmetic with fused multiply-add, element for element what ggml's vector
-// code does. Included by two sources, one of them built for FMA: everything here has internal linkage,
-// so that no caller gets the other's instructions.
+// code does. Included by one source of each instruction set, built for it: everything here has internal
+// linkage, so that no caller gets another's instructions. Inline: not every source needs all of it.
 #pragma once
 
 #include "tables.h"
@@ -12,7 +12,7 @@ namespace gguf_flash {
 namespace {
 
 // 2^e as a float, for e in -126..127.
-float power_of_two(int e) {
+inline float power_of_two(int e) {
     const uint32_t bits = uint32_t(e + 127) << 23;
     float value;
     std::memcpy(&value, &bits, sizeof(value));
@@ -21,7 +21,7 @@ float power_of_two(int e) {
 
 // ggml's exponential (ggml_v_expf, after ARM's optimized routines) for x = n log 2 + b: a polynomial in
 // b, times 2^n. Its forms differ in where 1 is added, so in the last bit.
-float ggml_exp(float x, ExpForm form) {
+inline float ggml_exp(float x, ExpForm form) {
     const float shift = 0x1.8p23f;
     const float z = std::fma(x, 0x1.715476p+0f, shift), n = z - shift;
     const float b = std::fma(-n, 0x1.7f7d1cp-20f, std::fma(-n, 0x1.62e4p-1f, x)), u = b * b;
@@ -45,7 +45,8 @@ float ggml_exp(float x, ExpForm form) {
 }
 
 // acc[i] = fma(ds[i], the sum of q[r] * rows[r][i] for r < 4, acc[i])
-void add_lane(const int8_t * const * rows, const int8_t * q, const float * ds, float * acc, size_t first, size_t n) {
+inline void add_lane(const int8_t * const * rows, const int8_t * q, const float * ds, float * acc, size_t first,
+                     size_t n) {
     for (size_t i = first; i < n; ++i) {
         const int sum = q[0] * rows[0][i] + q[1] * rows[1][i] + q[2] * rows[2][i] + q[3] * rows[3][i];
         acc[i] = std::fma(ds[i], float(sum), acc[i]);
@@ -73,7 +74,7 @@ void add_tiles(const CodeBlock & block, float * acc, size_t ld, size_t n, Scale 
     }
 }
 
-float ggml_silu(float v, ExpForm form) {
+inline float ggml_silu(float v, ExpForm form) {
     return form == ExpForm::libm ? v / (1.0f + std::exp(-v)) : v / (1.0f + ggml_exp(0.0f - v, form));
 }
 

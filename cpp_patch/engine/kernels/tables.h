@@ -27,11 +27,17 @@ float scalar_silu(float v);
 void scalar_add_codes(const CodeBlock & block, float * acc, size_t ld, size_t n);
 
 extern const Kernels scalar_kernels;
-#ifdef GGUF_FLASH_AVX2
+#ifdef GGUF_FLASH_X86
 float fma_silu(float v);
 void avx2_add_codes(const CodeBlock & block, float * acc, size_t ld, size_t n);
 extern const Kernels avx2_kernels;
 bool cpu_has_avx2();
+void avx512_add_codes(const CodeBlock & block, float * acc, size_t ld, size_t n);
+extern const Kernels avx512_kernels;
+bool cpu_has_avx512(); // and AVX2
+#endif
+#ifdef GGUF_FLASH_NEON
+extern const Kernels neon_kernels;
 #endif
 
 } // namespace gguf_flash

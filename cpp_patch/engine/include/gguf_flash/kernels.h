@@ -46,7 +46,7 @@ struct Kernels {
 
 // All tables this processor runs, scalar first.
 std::vector<const Kernels *> available_kernels();
-// The widest, or the one GGUF_FLASH_SIMD names ("scalar", "avx2"); chosen at the first call.
+// The widest, or the one GGUF_FLASH_SIMD names ("scalar", "avx2", "avx512", "neon"); chosen at the first call.
 const Kernels & kernels();
 
 // ggml's dot product of a row of weights with x wants x in a type of its own, which depends on the
