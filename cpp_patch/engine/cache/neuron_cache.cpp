@@ -50,18 +50,6 @@ void NeuronCache::rate(const float * scores, size_t stride) {
     }
 }
 
-void NeuronCache::touch(Selected s) {
-    Slot & slot = slots_[slot_of_[s.neuron]];
-    slot.last = tokens_before_ + 1 + s.token;
-    slot.released = false;
-}
-
-void NeuronCache::keep(uint32_t neuron) {
-    Slot & slot = slots_[slot_of_[neuron]];
-    slot.last = tokens_before_;
-    slot.pass = pass_;
-}
-
 int32_t NeuronCache::acquire(Selected s) {
     const bool room = !free_.empty() || evict_worst() || evict_released();
     return room ? put(s.neuron, tokens_before_ + 1 + s.token) : none;
@@ -77,12 +65,6 @@ int32_t NeuronCache::acquire_ahead(uint32_t neuron) {
     return slot;
 }
 
-void NeuronCache::unpin(uint32_t neuron) {
-    Slot & slot = slots_[slot_of_[neuron]];
-    n_pinned_ -= slot.pinned;
-    slot.pinned = false;
-}
-
 // Gives the next free slot to a neuron.
 int32_t NeuronCache::put(uint32_t neuron, uint64_t last) {
     const int32_t slot = free_.back();
@@ -94,7 +76,8 @@ int32_t NeuronCache::put(uint32_t neuron, uint64_t last) {
 
 // Whether what a slot holds is needed neither by this tick nor by this look ahead.
 bool NeuronCache::may_go(const Slot & slot) const {
-    return slot.used && !slot.pinned && slot.last <= tokens_before_ && !(looking_ahead_ && slot.pass == pass_);
+    const bool needed = (slot.last > tokens_before_) | (looking_ahead_ & (slot.pass == pass_));
+    return slot.used & !slot.pinned & !needed;
 }
 
 void NeuronCache::expect(uint32_t n_slots) {
@@ -105,12 +88,13 @@ void NeuronCache::expect(uint32_t n_slots) {
 
 // Lists the slots to evict first, of those that may go.
 void NeuronCache::list_worst(size_t most, bool in_order) {
-    worst_.clear();
-    for (uint32_t i = 0; i < n_slots_; ++i) {
-        if (may_go(slots_[i])) {
-            worst_.push_back(int32_t(i));
-        }
+    worst_.resize(n_slots_);
+    size_t n = 0;
+    for (uint32_t i = 0; i < n_slots_; ++i) { // without a branch, which no processor would predict
+        worst_[n] = int32_t(i);
+        n += may_go(slots_[i]) ? 1 : 0;
     }
+    worst_.resize(n);
     const auto better = [this](int32_t a, int32_t b) {
         const Slot &x = slots_[a], &y = slots_[b];
         if (policy_ == Policy::score && rating_[x.neuron] != rating_[y.neuron]) {

@@ -58,7 +58,7 @@ struct LayerState {
 
     uint64_t bundle_offset(uint32_t neuron) const { return layout.offset + uint64_t(neuron) * layout.stride; }
     // Where a neuron's bundle starts inside its slot: direct reads begin at the sector below it.
-    uint64_t lead(uint32_t neuron) const { return bundle_offset(neuron) % file.align(); }
+    uint64_t lead(uint32_t neuron) const { return aligned ? 0 : bundle_offset(neuron) % file.align(); }
     uint8_t * slot_data(int32_t slot) const { return slots.data() + uint64_t(slot) * slot_bytes; }
     const uint8_t * bundle(uint32_t neuron) const { return slot_data(cache.slot(neuron)) + lead(neuron); }
 
@@ -106,6 +106,17 @@ struct CodeScratch {
     std::vector<uint8_t> quantized;   // and their Q8_0 blocks
 };
 
+// Lists the i below n for which test(i) is true in out, which has room for n. Returns how many. Without
+// branches: which neurons are selected is nothing that a processor predicts.
+template <class Test> size_t list_where(uint32_t n, uint32_t * out, const Test & test) {
+    size_t count = 0;
+    for (uint32_t i = 0; i < n; ++i) {
+        out[count] = i;
+        count += test(i) ? 1 : 0;
+    }
+    return count;
+}
+
 // What one running call needs beyond the layer: kept by the model between calls so that a steady
 // state allocates nothing.
 class Session {
@@ -116,6 +127,8 @@ public:
     const int pid = getpid();          // a fork's child must not use its parent's ring or threads
     std::vector<uint8_t> xq[2];        // x in the dot product's type: for gate rows, for up rows
     std::vector<uint32_t> last;        // per neuron: 0, or 1 + the last token that selects it
+    std::vector<uint8_t> marks;        // per neuron: some token of the call will select it, scratch
+    std::vector<uint32_t> listed;      // per neuron: room for those found, scratch
     std::vector<Selected> selection;   // ascending by neuron
     std::vector<const uint8_t *> rows; // per selected neuron: its bundle
     std::vector<uint32_t> items;       // indices into selection, in the order their bundles are ready

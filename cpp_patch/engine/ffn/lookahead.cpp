@@ -84,19 +84,27 @@ void FfnRun::look_ahead() {
 }
 
 void FfnRun::acquire_ahead(LayerState & next) {
-    std::vector<uint32_t> & wanted = session().ahead;
-    wanted.clear();
+    Session & s = session();
+    const uint32_t n_ff = next.layout.n_ff;
     const float limit = score_limit(next.layout.predictor_threshold);
-    next.cache.begin_ahead();
-    for (uint32_t i = 0; i < next.layout.n_ff; ++i) {
-        bool selected = false;
-        for (uint32_t t = 0; t < in_.n_tokens; ++t) {
-            selected = selected || in_.ahead_scores[t * in_.ahead_stride + i] > limit;
+    s.marks.assign(n_ff, 0);
+    for (uint32_t t = 0; t < in_.n_tokens; ++t) {
+        const float * scores = in_.ahead_scores + t * in_.ahead_stride;
+        for (uint32_t i = 0; i < n_ff; ++i) {
+            s.marks[i] |= scores[i] > limit;
         }
-        if (selected && next.cache.slot(i) == NeuronCache::none) {
-            wanted.push_back(i);
-        } else if (selected) {
-            next.cache.keep(i);
+    }
+    s.listed.resize(n_ff);
+    const size_t n = list_where(n_ff, s.listed.data(), [&](uint32_t i) { return s.marks[i] != 0; });
+    std::vector<uint32_t> & wanted = s.ahead;
+    wanted.clear();
+    next.cache.begin_ahead();
+    for (size_t k = 0; k < n; ++k) {
+        const uint32_t neuron = s.listed[k];
+        if (next.cache.slot(neuron) == NeuronCache::none) {
+            wanted.push_back(neuron);
+        } else {
+            next.cache.keep(neuron);
         }
     }
     next.cache.expect(uint32_t(wanted.size()));

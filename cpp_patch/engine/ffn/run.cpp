@@ -169,6 +169,7 @@ void FfnRun::begin() {
     s.failed.store(false);
     s.not_a_number.store(false);
     s.last.assign(state_.layout.n_ff, 0);
+    s.listed.resize(state_.layout.n_ff);
     s.expanded.resize(std::max<size_t>(s.expanded.size(), size_t(nth_)));
     reserve_lanes();
     reserve_x();

@@ -82,10 +82,9 @@ void FfnRun::list_selected() {
                                   op_.model_->label() + "' gives scores that are not numbers; train it again" });
         return;
     }
-    for (uint32_t i = 0; i < state_.layout.n_ff; ++i) {
-        if (s.last[i] != 0) {
-            s.selection.push_back({ i, s.last[i] - 1 });
-        }
+    const size_t n = list_where(state_.layout.n_ff, s.listed.data(), [&](uint32_t i) { return s.last[i] != 0; });
+    for (size_t k = 0; k < n; ++k) {
+        s.selection.push_back({ s.listed[k], s.last[s.listed[k]] - 1 });
     }
     s.rows.resize(s.selection.size());
     s.items.reserve(s.selection.size()); // thread 0 appends while others read: it must not move

@@ -50,7 +50,11 @@ public:
     // all is faster than several.
     void expect(uint32_t n_slots);
     // Protects a cached neuron, selected by this tick, from eviction until it is released.
-    void touch(Selected s);
+    void touch(Selected s) {
+        Slot & slot = slots_[slot_of_[s.neuron]];
+        slot.last = tokens_before_ + 1 + s.token;
+        slot.released = false;
+    }
     // A slot for a neuron that is not cached, protected like a touched one: a free slot, else that
     // of the longest unused neuron this tick did not select, else that of the neuron released last.
     // none when every slot is protected: compute what is there, release it, ask again.
@@ -63,13 +67,21 @@ public:
     void drop(uint32_t neuron);
     // Before a tick, for neurons that it will probably select. They count as selected by the last token.
     void begin_ahead();
-    void keep(uint32_t neuron);
+    void keep(uint32_t neuron) {
+        Slot & slot = slots_[slot_of_[neuron]];
+        slot.last = tokens_before_;
+        slot.pass = pass_;
+    }
     // A pinned slot for a neuron that is not cached, at the cost of none that this pass keeps or
     // acquired; none if there is no such slot.
     int32_t acquire_ahead(uint32_t neuron);
     // Pinned: a read into the slot is under way, so that it cannot be given away.
     bool pinned(uint32_t neuron) const { return slots_[slot_of_[neuron]].pinned; }
-    void unpin(uint32_t neuron);
+    void unpin(uint32_t neuron) {
+        Slot & slot = slots_[slot_of_[neuron]];
+        n_pinned_ -= slot.pinned;
+        slot.pinned = false;
+    }
     uint32_t n_pinned() const { return n_pinned_; }
     // Applies the window.
     void end();
