@@ -6,6 +6,7 @@
 #include "ggml-cpp.h"
 #include "gguf_flash/model.h"
 
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -14,6 +15,10 @@ struct gguf_flash_model {
     virtual ~gguf_flash_model() = default;
     // See gguf_flash_virtual_tensor.
     virtual ggml_tensor * virtual_tensor(const std::string & name, const std::initializer_list<int64_t> & ne) = 0;
+    // The tensor of that name which ml has made, or null.
+    virtual ggml_tensor * shared_tensor(const llama_model_loader &, const std::string &) { return nullptr; }
+    // See gguf_flash_load.
+    virtual bool load(llama_model_loader &, const std::function<bool(float)> &) { return true; }
 };
 
 // The weights of one layer's predictor, in RAM.
@@ -28,9 +33,10 @@ struct flash_model : gguf_flash_model {
     ~flash_model() override;
 
     ggml_tensor * virtual_tensor(const std::string & name, const std::initializer_list<int64_t> & ne) override;
-    // Makes the tensors that llama.cpp does not know (predictors, the gates of fused files) and, unless
-    // no_alloc, reads their data.
-    void load_own_tensors(bool no_alloc);
+    ggml_tensor * shared_tensor(const llama_model_loader & ml, const std::string & name) override;
+    bool load(llama_model_loader & ml, const std::function<bool(float)> & progress) override;
+    // Makes the tensors that llama.cpp does not know: predictors, the gates of fused files.
+    void make_own_tensors(bool no_alloc);
 
     const llama_model * owner;
     std::shared_ptr<gguf_flash::Model> engine;
@@ -41,7 +47,7 @@ struct flash_model : gguf_flash_model {
 private:
     struct expected_shape;
     bool expected(const std::string & name, expected_shape & shape) const;
-    void read_own_tensors(bool no_alloc);
+    void reserve_own_tensors(bool no_alloc);
 
     void * reserved = nullptr;
     size_t reserved_bytes = 0;

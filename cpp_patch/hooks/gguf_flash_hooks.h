@@ -3,6 +3,7 @@
 //   upstream function                    hook
 //   llama_model_base::load_tensors       gguf_flash_open
 //   llama_model_base::create_tensor      gguf_flash_virtual_tensor
+//   llama_model_base::load_tensors       gguf_flash_load
 //   llm_graph_context::build_ffn         gguf_flash_build_ffn
 //   llama_model_bitnet::graph            gguf_flash_build_normed_ffn
 //   llama_model_gemma3n::graph           gguf_flash_build_topk_ffn
@@ -40,8 +41,16 @@ gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model 
 
 // A tensor with the shape and type of a bundled matrix, whose data must not be touched; null if the
 // matrix is not bundled. Throws std::runtime_error if the architecture expects another shape.
-ggml_tensor * gguf_flash_virtual_tensor(gguf_flash_model * flash, const std::string & name,
-                                        const std::initializer_list<int64_t> & ne);
+// A tensor that is asked for a second time (embeddings as the output matrix) is the one that is there
+// already: llama.cpp would hold a copy in another order beside it, which no budget counts.
+ggml_tensor * gguf_flash_virtual_tensor(gguf_flash_model * flash, const llama_model_loader & ml,
+                                        const std::string & name, const std::initializer_list<int64_t> & ne, int flags);
+
+// Reads all resident weights into the buffers that are reserved for them, and takes them out of ml's list,
+// so that it does not read them again. progress, which may be null, gets the share that is done and ends
+// the load with false, as does this then. Throws std::runtime_error for bytes that cannot be read.
+bool gguf_flash_load(gguf_flash_model * flash, llama_model_loader & ml, bool (*progress)(float, void *),
+                     void * user_data);
 
 // The weights of one build_ffn call, any of them null.
 struct gguf_flash_ffn_weights {

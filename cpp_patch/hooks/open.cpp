@@ -173,13 +173,19 @@ gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model 
         label.c_str(), stats.reader.c_str(), double(stats.resident_bytes) / (1 << 20),
         double(stats.cache_bytes) / (1 << 20), double(engine.value()->layout().bundle_bytes()) / (1 << 20));
     auto flash = std::make_unique<flash_model>(model, engine.value(), chosen);
-    flash->load_own_tensors(ml.no_alloc);
+    flash->make_own_tensors(ml.no_alloc);
     return gguf_flash_model_ptr(flash.release());
 }
 
-ggml_tensor * gguf_flash_virtual_tensor(gguf_flash_model * flash, const std::string & name,
-                                        const std::initializer_list<int64_t> & ne) {
-    return flash == nullptr ? nullptr : flash->virtual_tensor(name, ne);
+ggml_tensor * gguf_flash_virtual_tensor(gguf_flash_model * flash, const llama_model_loader & ml,
+                                        const std::string & name, const std::initializer_list<int64_t> & ne,
+                                        int flags) {
+    if (flash == nullptr) {
+        return nullptr;
+    }
+    ggml_tensor * tensor = flash->virtual_tensor(name, ne);
+    const bool again = tensor == nullptr && (flags & llama_model_loader::TENSOR_DUPLICATED) != 0;
+    return again ? flash->shared_tensor(ml, name) : tensor;
 }
 
 bool gguf_flash_refuse_save(const llama_model * model) {
@@ -281,7 +287,7 @@ ggml_tensor * flash_model::virtual_tensor(const std::string & name, const std::i
     return tensor;
 }
 
-void flash_model::load_own_tensors(bool no_alloc) {
+void flash_model::make_own_tensors(bool no_alloc) {
     const gguf_flash::Layout & layout = engine->layout();
     const bool predicts = layout.select == gguf_flash::Select::predictor;
     if (!predicts && !has_split_gates(layout)) {
@@ -303,11 +309,10 @@ void flash_model::load_own_tensors(bool no_alloc) {
             gates.push_back(tensor(layer.block + ".ffn_gate.weight"));
         }
     }
-    read_own_tensors(no_alloc);
+    reserve_own_tensors(no_alloc);
 }
 
-void flash_model::read_own_tensors(bool no_alloc) {
-    const gguf_flash::Layout & layout = engine->layout();
+void flash_model::reserve_own_tensors(bool no_alloc) {
     ggml_backend_buffer_type_t type = ggml_backend_cpu_buffer_type();
     own_buffer.reset(no_alloc ? ggml_backend_buft_alloc_buffer(type, 0)
                               : ggml_backend_alloc_ctx_tensors_from_buft(own_ctx.get(), type));
@@ -315,15 +320,9 @@ void flash_model::read_own_tensors(bool no_alloc) {
         flash_refuse({ gguf_flash::Code::ram_too_small, "cannot reserve memory for predictors or gates" });
     }
     ggml_backend_buffer_set_usage(own_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    std::vector<uint8_t> data;
-    for (ggml_tensor * t = ggml_get_first_tensor(own_ctx.get()); t != nullptr;
+    for (ggml_tensor * t = ggml_get_first_tensor(own_ctx.get()); no_alloc && t != nullptr;
          t = ggml_get_next_tensor(own_ctx.get(), t)) {
-        if (no_alloc) {
-            t->buffer = own_buffer.get();
-            continue;
-        }
-        or_refuse(gguf_flash::read_tensor(layout, *layout.tensor(t->name), data));
-        ggml_backend_tensor_set(t, data.data(), 0, data.size());
+        t->buffer = own_buffer.get();
     }
 }
 

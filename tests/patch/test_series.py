@@ -67,7 +67,7 @@ def test_series_lists_every_patch_and_each_says_why() -> None:
 
 def test_patches_add_only_calls_into_hooks_and_architectures() -> None:
     allowed = re.compile(
-        r"gguf_flash_|GGUF_FLASH_|^\s*$|^\s*return( t| out)?;$|^\s*\}$"
+        r"gguf_flash_|GGUF_FLASH_|^\s*$|^\s*return( t| out| false)?;$|^\s*\}$"
         r"|^\s*\{ up, up_b,|pimpl->n_elements = ml\.n_elements;"
         r"|^\s*cur = out;$|^\s*\} else( \{)?$|^\s*\[&\]\(ggml_tensor \* gate\)"
         r"|^    LLM_ARCH_\w+,$|^    \{ LLM_ARCH_\w+, +\"\w+\" +\},$"

@@ -5,6 +5,7 @@
 #include "gguf_flash/layout.h"
 #include "gguf_flash/neuron_cache.h"
 #include "gguf_flash/reader.h"
+#include "gguf_flash/resident.h"
 
 #include <atomic>
 #include <memory>
@@ -104,6 +105,9 @@ public:
     // Why the last decode failed, for callers that see only "decode failed"; taken once.
     void set_last_error(const Status & status);
     Status take_last_error();
+
+    // read_resident from this model's files; needs a model that was opened with a cache.
+    Result<bool> load_resident(const std::vector<Resident> & tensors, const ResidentLoaded & loaded) const;
 
     // For FfnOp: a layer's state, and the loan of a reader with scratch memory.
     LayerState & layer(int index) { return *layers_[size_t(index)]; }
