@@ -1,6 +1,6 @@
 // Every table of kernels gives the bits of the scalar one.
 #include "flash_file.h"
-#include "ggml.h"
+#include "ggml-cpu.h"
 #include "gguf_flash/kernels.h"
 
 #include <doctest/doctest.h>
@@ -180,4 +180,115 @@ TEST_CASE("kernels: axpy_row is expand_row and scalar axpy for every type, whole
         CHECK(same_bits(want, slices));
     }
     CHECK(types > 20);
+}
+
+namespace {
+
+// n_tokens tokens and n_rows rows of any type, and their products one by one.
+struct Products {
+    Products(ggml_type type, uint32_t n, size_t n_rows, size_t n_tokens, Random & random)
+        : scratch(dot_rows_scratch(n)) {
+        const auto * traits = ggml_get_type_traits_cpu(type);
+        x_bytes = traits->vec_dot_type == GGML_TYPE_F32 ? n * sizeof(float) : dot_input_bytes(type, n);
+        x.resize(n_tokens * x_bytes + 2);
+        for (size_t t = 0; t < n_tokens; ++t) {
+            const std::vector<float> values = random.reals(n, 2.0f);
+            if (dot_input_bytes(type, n) == 0) {
+                std::memcpy(x.data() + t * x_bytes, values.data(), x_bytes);
+            } else {
+                convert_dot_input(type, values.data(), n, x.data() + t * x_bytes);
+            }
+        }
+        for (size_t r = 0; r < n_rows; ++r) {
+            const Bytes row = quantize_rows(type, random.reals(n), n);
+            raw.push_back(Bytes(2)); // rows start at any element
+            raw.back().insert(raw.back().end(), row.begin(), row.end());
+            rows.push_back(raw.back().data() + 2);
+            for (size_t t = 0; t < n_tokens; ++t) {
+                expected.push_back(dot_row(type, rows.back(), x.data() + t * x_bytes, n));
+            }
+        }
+        found.assign(expected.size(), 1e30f);
+        batch = { rows.data(), n_rows, x.data(), x_bytes, n_tokens, n, found.data(), scratch.data() };
+    }
+
+    size_t x_bytes;
+    std::vector<Bytes> raw;
+    std::vector<const void *> rows;
+    Bytes x;
+    std::vector<float> expected, found, scratch;
+    DotBatch batch;
+};
+
+} // namespace
+
+TEST_CASE("kernels: dot_rows has the bits of dot_row for every type") {
+    Random random(5);
+    for (ggml_type type : { GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q5_0 }) {
+        for (uint32_t n : { 32u, 64u, 96u, 576u, 1024u, 1088u }) {
+            for (size_t n_rows : { 1, 3, 4, 8, 9 }) {
+                for (size_t n_tokens : { 1, 2, 16, 37 }) {
+                    CAPTURE(std::string(ggml_type_name(type)));
+                    CAPTURE(n);
+                    CAPTURE(n_rows);
+                    CAPTURE(n_tokens);
+                    Products p(type, n, n_rows, n_tokens, random);
+                    dot_rows(type, p.batch);
+                    REQUIRE(same_bits(p.found, p.expected));
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("kernels: every table sums codes as ggml does where it has AVX2") {
+    if (ggml_cpu_has_avx2() == 0 || ggml_cpu_has_fma() == 0) {
+        MESSAGE("skipped: here ggml sums products of codes in another order");
+        return;
+    }
+    Random random(6);
+    int kernels_seen = 0;
+    for (const Kernels * table : available_kernels()) {
+        for (const auto & [type, kernel] :
+             { std::pair(GGML_TYPE_Q8_0, table->dot_q8_0), std::pair(GGML_TYPE_Q4_0, table->dot_q4_0) }) {
+            if (kernel == nullptr) {
+                continue;
+            }
+            CAPTURE(std::string(table->name));
+            CAPTURE(std::string(ggml_type_name(type)));
+            ++kernels_seen;
+            Products p(type, 1152, 9, 21, random);
+            kernel(p.batch);
+            CHECK(same_bits(p.found, p.expected));
+        }
+    }
+    CHECK(kernels_seen >= 2);
+    CHECK(has_dot_rows(GGML_TYPE_Q8_0, 64) == (kernels().dot_q8_0 != nullptr));
+    CHECK(!has_dot_rows(GGML_TYPE_Q8_0, 96));
+    CHECK(!has_dot_rows(GGML_TYPE_Q5_0, 64));
+}
+
+TEST_CASE("kernels: dot_rows of the least codes there are does not overflow") {
+    constexpr uint32_t n = 64;
+    for (ggml_type type : { GGML_TYPE_Q8_0, GGML_TYPE_Q4_0 }) {
+        Random random(7);
+        Products p(type, n, 1, 1, random);
+        for (Bytes * bytes : { &p.raw[0], &p.x }) {
+            const size_t block = bytes == &p.x ? 34 : ggml_row_size(type, 32), start = bytes == &p.x ? 0 : 2;
+            for (size_t i = start; i < bytes->size() - (bytes == &p.x ? 2 : 0); ++i) {
+                if ((i - start) % block >= 2) {
+                    (*bytes)[i] = bytes == &p.x ? uint8_t(-127) : type == GGML_TYPE_Q8_0 ? uint8_t(-128) : uint8_t(0);
+                }
+            }
+        }
+        p.expected = { dot_row(type, p.rows[0], p.x.data(), n) };
+        for (const Kernels * table : available_kernels()) {
+            const DotRows kernel = type == GGML_TYPE_Q8_0 ? table->dot_q8_0 : table->dot_q4_0;
+            if (kernel != nullptr && ggml_cpu_has_avx2() != 0) {
+                CAPTURE(std::string(table->name));
+                kernel(p.batch);
+                CHECK(same_bits(p.found, p.expected));
+            }
+        }
+    }
 }

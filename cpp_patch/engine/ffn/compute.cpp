@@ -10,7 +10,7 @@ namespace gguf_flash {
 
 namespace {
 
-constexpr uint32_t grain = 4;         // neurons a thread takes at a time
+constexpr uint32_t grain = 4;         // neurons a thread takes at a time, for few tokens
 constexpr uint32_t expand_tokens = 4; // from here on, expanding a down row once pays
 constexpr uint32_t expand_rows = 32;  // rows expanded together
 constexpr size_t expand_columns = 256;
@@ -20,23 +20,27 @@ constexpr size_t expand_columns = 256;
 // Every thread takes neurons until all n_items are computed; thread 0 collects reads meanwhile.
 void FfnRun::compute_items(uint32_t first, uint32_t n_items, uint32_t wave) {
     Session & s = session();
+    const bool together = in_.n_tokens >= together_tokens;
+    const uint32_t count = together ? together_neurons : grain;
     for (;;) {
-        const uint32_t from = s.next.fetch_add(grain, std::memory_order_relaxed);
+        const uint32_t from = s.next.fetch_add(count, std::memory_order_relaxed);
         if (from >= n_items) {
             return;
         }
-        for (uint32_t i = from; i < std::min(from + grain, n_items); ++i) {
-            for (int spins = 0; i >= s.ready.load(std::memory_order_acquire); ++spins) {
-                if (failed()) {
-                    return;
-                }
-                if (ith_ == 0) {
-                    pump(true);
-                } else if (spins > 50) {
-                    std::this_thread::yield();
-                }
+        const uint32_t end = std::min(from + count, n_items);
+        if (together) {
+            if (!await_item(end - 1)) {
+                return;
             }
-            compute_neuron(s.items[i], first, wave);
+            compute_together(s.items.data() + from, end - from, first, wave);
+        }
+        for (uint32_t i = from; !together && i < end; ++i) {
+            if (!await_item(i)) {
+                return;
+            }
+            float * h = s.h.data() + (s.items[i] - first);
+            decide(s.items[i], h, wave, nullptr);
+            conclude(s.items[i], h, wave, nullptr);
         }
         if (ith_ == 0) {
             pump(false);
@@ -44,45 +48,66 @@ void FfnRun::compute_items(uint32_t first, uint32_t n_items, uint32_t wave) {
     }
 }
 
-void FfnRun::compute_neuron(uint32_t index, uint32_t first, uint32_t wave) {
-    Session & s = session();
-    const LayerLayout & layout = state_.layout;
-    const uint32_t neuron = s.selection[index].neuron;
-    const uint8_t * bundle = s.rows[index];
-    const PartLayout * gate = layout.find(Part::gate);
-    const PartLayout * up = layout.find(Part::up);
-    const bool gated = op_.model_->layout().gated;
+// False when the call has failed.
+bool FfnRun::await_item(uint32_t item) {
+    for (int spins = 0; item >= session().ready.load(std::memory_order_acquire); ++spins) {
+        if (failed()) {
+            return false;
+        }
+        if (ith_ == 0) {
+            pump(true);
+        } else if (spins > 50) {
+            std::this_thread::yield();
+        }
+    }
+    return true;
+}
+
+// h[t * wave] = the activation of selection[index] for each token, 0 where only other tokens selected it.
+// products: with the part that decides, or null.
+void FfnRun::decide(uint32_t index, float * h, uint32_t wave, const float * products) {
+    const uint32_t neuron = session().selection[index].neuron;
+    const Part part = op_.model_->layout().gated ? Part::gate : Part::up;
+    const float * biases = part == Part::gate ? in_.gate_bias : in_.up_bias;
+    const float bias = biases != nullptr ? biases[neuron] : 0.0f;
     for (uint32_t t = 0; t < in_.n_tokens; ++t) {
         float deciding;
         if (select_ == Select::predictor && !predicted(t, neuron)) {
-            const size_t place = size_t(t) * wave + (index - first);
-            s.h[place] = weighted(0.0f, neuron, place); // another token of this call selected it
+            h[size_t(t) * wave] = 0.0f;
             continue;
         }
         if (select_ == Select::gate) {
             deciding = in_.scores[t * in_.scores_stride + neuron];
-        } else if (gated) {
-            deciding = dot(Part::gate, *gate, bundle, t) + (in_.gate_bias != nullptr ? in_.gate_bias[neuron] : 0.0f);
         } else {
-            deciding = dot(Part::up, *up, bundle, t) + (in_.up_bias != nullptr ? in_.up_bias[neuron] : 0.0f);
+            deciding = (products != nullptr ? products[t] : dot(part, index, t)) + bias;
         }
-        float h = activate(activation_, deciding, state_.threshold(neuron));
-        if (gated && h != 0.0f) {
-            const float v = dot(Part::up, *up, bundle, t) + (in_.up_bias != nullptr ? in_.up_bias[neuron] : 0.0f);
-            h *= activation_ == Activation::drelu && v < 0.0f ? 0.0f : v;
-        }
-        const size_t place = size_t(t) * wave + (index - first);
-        s.h[place] = weighted(h, neuron, place);
+        h[size_t(t) * wave] = activate(activation_, deciding, state_.threshold(neuron));
     }
 }
 
-float FfnRun::dot(Part part, const PartLayout & layout, const uint8_t * bundle, uint32_t token) const {
+// Makes hidden values of what decide left. products: with up, or null.
+void FfnRun::conclude(uint32_t index, float * h, uint32_t wave, const float * products) {
+    const uint32_t neuron = session().selection[index].neuron;
+    const float bias = in_.up_bias != nullptr ? in_.up_bias[neuron] : 0.0f;
+    const bool gated = op_.model_->layout().gated;
+    for (uint32_t t = 0; t < in_.n_tokens; ++t) {
+        float & value = h[size_t(t) * wave];
+        if (gated && value != 0.0f) {
+            const float v = (products != nullptr ? products[t] : dot(Part::up, index, t)) + bias;
+            value *= activation_ == Activation::drelu && v < 0.0f ? 0.0f : v;
+        }
+        value = weighted(value, neuron, size_t(&value - session().h.data()));
+    }
+}
+
+float FfnRun::dot(Part part, uint32_t index, uint32_t token) const {
+    const PartLayout & layout = *state_.layout.find(part);
     const size_t bytes = dot_input_bytes(layout.type, n_embd_);
     const void * x = in_.x + token * in_.x_stride;
     if (bytes != 0) {
         x = session().xq[int(part)].data() + token * bytes;
     }
-    return dot_row(layout.type, bundle + layout.offset, x, n_embd_);
+    return dot_row(layout.type, session().rows[index] + layout.offset, x, n_embd_);
 }
 
 void FfnRun::my_columns(size_t & first, size_t & n) const {

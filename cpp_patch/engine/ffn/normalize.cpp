@@ -6,7 +6,7 @@
 
 namespace gguf_flash {
 
-// What compute_neuron leaves of a hidden value. Called once for each token and neuron.
+// What conclude leaves of a hidden value. Called once for each token and neuron.
 float FfnRun::weighted(float h, uint32_t neuron, size_t place) {
     if (in_.norm == nullptr) {
         return h;

@@ -71,12 +71,21 @@ private:
 
     // compute.cpp: all threads
     void compute_items(uint32_t first, uint32_t n_items, uint32_t wave);
-    void compute_neuron(uint32_t index, uint32_t first, uint32_t wave);
-    float dot(Part part, const PartLayout & layout, const uint8_t * bundle, uint32_t token) const;
+    bool await_item(uint32_t item);
+    void decide(uint32_t index, float * h, uint32_t wave, const float * products);
+    void conclude(uint32_t index, float * h, uint32_t wave, const float * products);
+    float dot(Part part, uint32_t index, uint32_t token) const;
     void clear_output();
     void accumulate(uint32_t first, uint32_t end);
     void accumulate_expanded(const PartLayout & down, uint32_t first, uint32_t end, size_t column, size_t n);
     void my_columns(size_t & first, size_t & n) const;
+
+    // together.cpp: several neurons' products with a prompt
+    static constexpr uint32_t together_tokens = 8; // from here on
+    static constexpr uint32_t together_neurons = 8;
+    void compute_together(const uint32_t * items, uint32_t n, uint32_t first, uint32_t wave);
+    uint64_t count_predicted(uint32_t neuron) const;
+    const float * products_of(Part part, const uint32_t * items, uint32_t n, uint64_t needed);
 
     // codes.cpp: down rows that are codes of Q8_0 blocks, all threads
     void accumulate_codes(uint32_t first, uint32_t end);

@@ -1,7 +1,7 @@
 // AVX2 and F16C twins of scalar.cpp. Compiled with those flags, called only after cpu_has_avx2(), which
 // asks for FMA too (fused_avx2.cpp).
 // Multiplication and addition stay separate on purpose (see kernels.h).
-#include "tables.h"
+#include "active.h"
 
 #include <cpuid.h>
 #include <immintrin.h>
@@ -86,29 +86,35 @@ void axpy_q4_0(const void * w, float a, float * y, size_t n) {
     }
 }
 
-// Four vectors of y stay in registers while the rows pass.
-void accumulate(const float * w, size_t ld, const float * a, size_t n_rows, float * y, size_t n) {
-    constexpr size_t tile = 4 * lanes;
-    const size_t body = n / tile * tile;
-    for (size_t i = 0; i < body; i += tile) {
-        __m256 y0 = _mm256_loadu_ps(y + i), y1 = _mm256_loadu_ps(y + i + 8);
-        __m256 y2 = _mm256_loadu_ps(y + i + 16), y3 = _mm256_loadu_ps(y + i + 24);
-        for (size_t r = 0; r < n_rows; ++r) {
-            if (a[r] == 0.0f) {
-                continue;
-            }
-            const __m256 va = _mm256_set1_ps(a[r]);
-            const float * row = w + r * ld + i;
-            y0 = _mm256_add_ps(y0, _mm256_mul_ps(va, _mm256_loadu_ps(row)));
-            y1 = _mm256_add_ps(y1, _mm256_mul_ps(va, _mm256_loadu_ps(row + 8)));
-            y2 = _mm256_add_ps(y2, _mm256_mul_ps(va, _mm256_loadu_ps(row + 16)));
-            y3 = _mm256_add_ps(y3, _mm256_mul_ps(va, _mm256_loadu_ps(row + 24)));
-        }
-        _mm256_storeu_ps(y + i, y0);
-        _mm256_storeu_ps(y + i + 8, y1);
-        _mm256_storeu_ps(y + i + 16, y2);
-        _mm256_storeu_ps(y + i + 24, y3);
+// Adds the rows to a tile's columns of y, which stay in registers while the rows pass.
+template <size_t n_vectors>
+void add_tile(const float * w, const size_t * list, const float * a, size_t n_rows, float * y) {
+    __m256 sum[n_vectors];
+    GGUF_FLASH_UNROLL
+    for (size_t v = 0; v < n_vectors; ++v) {
+        sum[v] = _mm256_loadu_ps(y + v * lanes);
     }
+    for (size_t r = 0; r < n_rows; ++r) {
+        const __m256 va = _mm256_set1_ps(a[r]);
+        GGUF_FLASH_UNROLL
+        for (size_t v = 0; v < n_vectors; ++v) {
+            sum[v] = _mm256_add_ps(sum[v], _mm256_mul_ps(va, _mm256_loadu_ps(w + list[r] + v * lanes)));
+        }
+    }
+    GGUF_FLASH_UNROLL
+    for (size_t v = 0; v < n_vectors; ++v) {
+        _mm256_storeu_ps(y + v * lanes, sum[v]);
+    }
+}
+
+void accumulate(const float * w, size_t ld, const float * a, size_t n_rows, float * y, size_t n) {
+    constexpr size_t n_vectors = 8, tile = n_vectors * lanes;
+    const size_t body = n / tile * tile;
+    for_active(ld, a, n_rows, [&](const size_t * list, const float * factors, size_t n_active) {
+        for (size_t i = 0; i < body; i += tile) {
+            add_tile<n_vectors>(w + i, list, factors, n_active, y + i);
+        }
+    });
     scalar_kernels.accumulate(w + body, ld, a, n_rows, y + body, n - body);
 }
 
@@ -121,7 +127,7 @@ bool cpu_has_avx2() {
            (c & bit_F16C) != 0;
 }
 
-const Kernels avx2_kernels = { "avx2",    axpy_f32,   axpy_f16,       axpy_bf16, axpy_q8_0,
-                               axpy_q4_0, accumulate, avx2_add_codes, fma_silu };
+const Kernels avx2_kernels = { "avx2",     axpy_f32,       axpy_f16, axpy_bf16,    axpy_q8_0,     axpy_q4_0,
+                               accumulate, avx2_add_codes, fma_silu, avx2_dot_f16, avx2_dot_q8_0, avx2_dot_q4_0 };
 
 } // namespace gguf_flash

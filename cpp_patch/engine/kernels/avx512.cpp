@@ -1,7 +1,7 @@
 // AVX-512 twins of scalar.cpp (F, BW, DQ and VL). Compiled with those flags, called only after
 // cpu_has_avx512(). Multiplication and addition stay separate on purpose (see kernels.h). The last values
 // of a row are a vector of their own, whose other lanes are masked: not touched in memory.
-#include "tables.h"
+#include "active.h"
 
 #include <immintrin.h>
 
@@ -94,22 +94,22 @@ void axpy_q4_0(const void * w, float a, float * y, size_t n) {
 // Adds the rows to n_vectors * 16 columns of y, which stay in registers while the rows pass. The mask is
 // that of the last vector.
 template <size_t n_vectors>
-void add_tile(const float * w, size_t ld, const float * a, size_t n_rows, float * y, __mmask16 last) {
+void add_tile(const float * w, const size_t * list, const float * a, size_t n_rows, float * y, __mmask16 last) {
     __m512 sum[n_vectors];
+    GGUF_FLASH_UNROLL
     for (size_t v = 0; v < n_vectors; ++v) {
         sum[v] = F32::load(y + v * lanes, v + 1 < n_vectors ? first_lanes(lanes) : last);
     }
     for (size_t r = 0; r < n_rows; ++r) {
-        if (a[r] == 0.0f) {
-            continue;
-        }
         const __m512 va = _mm512_set1_ps(a[r]);
-        const float * row = w + r * ld;
+        const float * row = w + list[r];
+        GGUF_FLASH_UNROLL
         for (size_t v = 0; v < n_vectors; ++v) {
             const __mmask16 mask = v + 1 < n_vectors ? first_lanes(lanes) : last;
             sum[v] = plus_product(sum[v], va, F32::load(row + v * lanes, mask));
         }
     }
+    GGUF_FLASH_UNROLL
     for (size_t v = 0; v < n_vectors; ++v) {
         _mm512_mask_storeu_ps(y + v * lanes, v + 1 < n_vectors ? first_lanes(lanes) : last, sum[v]);
     }
@@ -117,13 +117,15 @@ void add_tile(const float * w, size_t ld, const float * a, size_t n_rows, float 
 
 void accumulate(const float * w, size_t ld, const float * a, size_t n_rows, float * y, size_t n) {
     constexpr size_t wide = 8; // vectors of a tile
-    size_t i = 0;
-    for (; i + wide * lanes <= n; i += wide * lanes) {
-        add_tile<wide>(w + i, ld, a, n_rows, y + i, first_lanes(lanes));
-    }
-    for (; i < n; i += lanes) {
-        add_tile<1>(w + i, ld, a, n_rows, y + i, first_lanes(n - i));
-    }
+    for_active(ld, a, n_rows, [&](const size_t * list, const float * factors, size_t n_active) {
+        size_t i = 0;
+        for (; i + wide * lanes <= n; i += wide * lanes) {
+            add_tile<wide>(w + i, list, factors, n_active, y + i, first_lanes(lanes));
+        }
+        for (; i < n; i += lanes) {
+            add_tile<1>(w + i, list, factors, n_active, y + i, first_lanes(n - i));
+        }
+    });
 }
 
 } // namespace
@@ -133,8 +135,30 @@ bool cpu_has_avx512() { // the compiler's support asks the system, too, whether 
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-const Kernels avx512_kernels = { "avx512",  axpy<F32, float>, axpy<F16, uint16_t>, axpy<BF16, uint16_t>,
-                                 axpy_q8_0, axpy_q4_0,        accumulate,          avx512_add_codes,
-                                 fma_silu };
+bool cpu_has_vnni() {
+    return __builtin_cpu_supports("avx512vnni");
+}
+
+namespace {
+
+constexpr Kernels table(DotRows dot_q8_0, DotRows dot_q4_0) {
+    return { "avx512",
+             axpy<F32, float>,
+             axpy<F16, uint16_t>,
+             axpy<BF16, uint16_t>,
+             axpy_q8_0,
+             axpy_q4_0,
+             accumulate,
+             avx512_add_codes,
+             fma_silu,
+             avx512_dot_f16,
+             dot_q8_0,
+             dot_q4_0 };
+}
+
+} // namespace
+
+const Kernels avx512_kernels = table(avx2_dot_q8_0, avx2_dot_q4_0);
+const Kernels avx512_vnni_kernels = table(avx512_dot_q8_0, avx512_dot_q4_0);
 
 } // namespace gguf_flash

@@ -13,7 +13,7 @@ std::vector<const Kernels *> available_kernels() {
         tables.push_back(&avx2_kernels);
     }
     if (cpu_has_avx512()) {
-        tables.push_back(&avx512_kernels);
+        tables.push_back(cpu_has_vnni() ? &avx512_vnni_kernels : &avx512_kernels);
     }
 #endif
 #ifdef GGUF_FLASH_NEON

@@ -1,5 +1,6 @@
 // NEON twins of scalar.cpp and fused.cpp. Every AArch64 processor has it, so nothing asks whether it is there.
 // Multiplication and addition stay separate on purpose (see kernels.h), but for add_codes.
+#include "active.h"
 #include "fused.h"
 
 #include <arm_neon.h>
@@ -83,26 +84,28 @@ void axpy_q4_0(const void * w, float a, float * y, size_t n) {
 
 // Eight vectors of y stay in registers while the rows pass.
 void accumulate(const float * w, size_t ld, const float * a, size_t n_rows, float * y, size_t n) {
-    constexpr size_t vectors = 8, tile = vectors * lanes;
+    constexpr size_t n_vectors = 8, tile = n_vectors * lanes;
     const size_t body = n / tile * tile;
-    for (size_t i = 0; i < body; i += tile) {
-        float32x4_t sum[vectors];
-        for (size_t v = 0; v < vectors; ++v) {
-            sum[v] = vld1q_f32(y + i + v * lanes);
-        }
-        for (size_t r = 0; r < n_rows; ++r) {
-            if (a[r] == 0.0f) {
-                continue;
+    for_active(ld, a, n_rows, [&](const size_t * list, const float * factors, size_t n_active) {
+        for (size_t i = 0; i < body; i += tile) {
+            float32x4_t sum[n_vectors];
+            GGUF_FLASH_UNROLL
+            for (size_t v = 0; v < n_vectors; ++v) {
+                sum[v] = vld1q_f32(y + i + v * lanes);
             }
-            const float32x4_t va = vdupq_n_f32(a[r]);
-            for (size_t v = 0; v < vectors; ++v) {
-                sum[v] = vaddq_f32(sum[v], vmulq_f32(va, vld1q_f32(w + r * ld + i + v * lanes)));
+            for (size_t r = 0; r < n_active; ++r) {
+                const float32x4_t va = vdupq_n_f32(factors[r]);
+                GGUF_FLASH_UNROLL
+                for (size_t v = 0; v < n_vectors; ++v) {
+                    sum[v] = vaddq_f32(sum[v], vmulq_f32(va, vld1q_f32(w + list[r] + i + v * lanes)));
+                }
+            }
+            GGUF_FLASH_UNROLL
+            for (size_t v = 0; v < n_vectors; ++v) {
+                vst1q_f32(y + i + v * lanes, sum[v]);
             }
         }
-        for (size_t v = 0; v < vectors; ++v) {
-            vst1q_f32(y + i + v * lanes, sum[v]);
-        }
-    }
+    });
     scalar_kernels.accumulate(w + body, ld, a, n_rows, y + body, n - body);
 }
 
@@ -138,7 +141,7 @@ void add_codes(const CodeBlock & block, float * acc, size_t ld, size_t n) {
 
 } // namespace
 
-const Kernels neon_kernels = { "neon",    axpy_f32,   axpy_f16,  axpy_bf16,  axpy_q8_0,
-                               axpy_q4_0, accumulate, add_codes, scalar_silu };
+const Kernels neon_kernels = { "neon",     axpy_f32,  axpy_f16,    axpy_bf16, axpy_q8_0, axpy_q4_0,
+                               accumulate, add_codes, scalar_silu, nullptr,   nullptr,   nullptr };
 
 } // namespace gguf_flash

@@ -60,7 +60,7 @@ void accumulate(const float * w, size_t ld, const float * a, size_t n_rows, floa
 
 } // namespace
 
-const Kernels scalar_kernels = { "scalar",  axpy_f32,   axpy_f16,         axpy_bf16,  axpy_q8_0,
-                                 axpy_q4_0, accumulate, scalar_add_codes, scalar_silu };
+const Kernels scalar_kernels = { "scalar",   axpy_f32,         axpy_f16,    axpy_bf16, axpy_q8_0, axpy_q4_0,
+                                 accumulate, scalar_add_codes, scalar_silu, nullptr,   nullptr,   nullptr };
 
 } // namespace gguf_flash

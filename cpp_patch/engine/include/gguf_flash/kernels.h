@@ -27,6 +27,18 @@ struct CodeBlock {
     float d;                     // of the activations' codes
 };
 
+// Rows of weights and tokens, all of n values, the tokens as the rows' type wants them (dot_input_bytes).
+struct DotBatch {
+    const void * const * rows;
+    size_t n_rows;
+    const void * x;
+    size_t x_bytes; // from one token to the next
+    size_t n_tokens, n;
+    float * out;     // [n_rows, n_tokens]
+    float * scratch; // dot_rows_scratch(n) floats
+};
+using DotRows = void (*)(const DotBatch & b);
+
 struct Kernels {
     const char * name;
     // y[i] += a * w[i] for i in [0, n); w is n values of the type; n is a multiple of 32 for q8_0, q4_0.
@@ -42,6 +54,9 @@ struct Kernels {
     void (*add_codes)(const CodeBlock & block, float * acc, size_t ld, size_t n);
     // v / (1 + exp(-v)), as ggml's own graphs have it.
     float (*silu)(float v);
+    // The batch's products with the sums of ggml's vec_dot as it is when built for the same instructions;
+    // n is a multiple of 64. Null: one by one is all there is.
+    DotRows dot_f16, dot_q8_0, dot_q4_0;
 };
 
 // All tables this processor runs, scalar first.
@@ -56,6 +71,11 @@ size_t dot_input_bytes(int ggml_type, size_t n);
 void convert_dot_input(int ggml_type, const float * x, size_t n, void * out);
 // The product of a row of n values with x, floats or converted as the type wants it.
 float dot_row(int ggml_type, const void * row, const void * x, size_t n);
+
+// The batch's products, each with the bits of dot_row. has_dot_rows: they take less time together than alone.
+void dot_rows(int ggml_type, const DotBatch & b);
+bool has_dot_rows(int ggml_type, size_t n);
+size_t dot_rows_scratch(size_t n);
 
 // out[i] = the lanes of column i (lane l at lanes[l*ld + i]) summed in the order of ggml's vec_dot.
 void sum_lanes(const float * lanes, size_t ld, float * out, size_t n);
