@@ -53,6 +53,9 @@ public:
         ReadOp * done[64];
         while (in_flight_ > 0 && wait(done, 64) > 0) { // the kernel still writes into callers' memory
         }
+            // The kernel takes a closed ring apart later: until then a file system could not be unmounted.
+            register_with(IORING_UNREGISTER_FILES);
+            register_with(IORING_UNREGISTER_BUFFERS);
         if (fd_ >= 0) {
             close(fd_);
         }
@@ -93,7 +96,7 @@ public:
         for (const std::shared_ptr<File> & file : files) {
             fds.push_back(file->fd());
         }
-        if (register_with(IORING_REGISTER_FILES, fds.data(), fds.size())) {
+        if (!fds.empty() && register_with(IORING_REGISTER_FILES, fds.data(), fds.size())) {
             files_ = files;
         }
         for (const iovec & piece : memory) { // a buffer is at most so long
@@ -104,7 +107,7 @@ public:
         }
         std::sort(buffers_.begin(), buffers_.end(),
                   [](const iovec & a, const iovec & b) { return a.iov_base < b.iov_base; });
-        if (!register_with(IORING_REGISTER_BUFFERS, buffers_.data(), buffers_.size())) {
+        if (buffers_.empty() || !register_with(IORING_REGISTER_BUFFERS, buffers_.data(), buffers_.size())) {
             buffers_.clear();
         }
     }
@@ -174,8 +177,8 @@ private:
         waiting_.clear();
     }
 
-    bool register_with(unsigned what, const void * list, size_t n) const {
-        return n > 0 && syscall(__NR_io_uring_register, fd_, what, list, unsigned(n)) == 0;
+    bool register_with(unsigned what, const void * list = nullptr, size_t n = 0) const {
+        return syscall(__NR_io_uring_register, fd_, what, list, unsigned(n)) == 0;
     }
 
     void prepare(uint32_t tail, ReadOp * op) {
