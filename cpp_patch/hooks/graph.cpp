@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <utility>
 
 namespace {
@@ -181,6 +182,16 @@ flash_call * deciding_call(ggml_cgraph * gf) {
     return found;
 }
 
+// A decode's failure, kept for who asks and logged if there is memory for it.
+ggml_status failed(gguf_flash::Model & model, const gguf_flash::Status & status) {
+    model.set_last_error(status);
+    try {
+        LLAMA_LOG_ERROR("gguf_flash: %s\n", status.message().c_str());
+    } catch (const std::bad_alloc &) { // llama.cpp's callers know no exception
+    }
+    return GGML_STATUS_FAILED;
+}
+
 } // namespace
 
 ggml_tensor * gguf_flash_build_ffn(const llm_graph_context & graph, ggml_tensor * cur, const gguf_flash_ffn_weights & w,
@@ -254,19 +265,16 @@ ggml_status gguf_flash_compute(ggml_backend_sched_t sched, ggml_cgraph * gf) {
         const std::string message = "tensor '" + std::string(stray->name) +
                                     "' is on flash, but this architecture "
                                     "reads it outside build_ffn; run the dense model";
-        flash_model_of(stray)->engine->set_last_error({ gguf_flash::Code::unsupported, message });
-        LLAMA_LOG_ERROR("gguf_flash: %s\n", message.c_str());
-        return GGML_STATUS_FAILED;
+        return failed(*flash_model_of(stray)->engine, { gguf_flash::Code::unsupported, message });
     }
     const ggml_status status = ggml_backend_sched_graph_compute_async(sched, gf);
     flash_call * call = status == GGML_STATUS_SUCCESS ? deciding_call(gf) : nullptr;
     if (call == nullptr) {
         return status;
     }
-    call->op.model().set_last_error(call->op.status()); // an older failure explains nothing any more
-    if (call->op.status().ok()) {
-        return status;
+    if (!call->op.status().ok()) {
+        return failed(call->op.model(), call->op.status());
     }
-    LLAMA_LOG_ERROR("gguf_flash: %s\n", call->op.status().message().c_str());
-    return GGML_STATUS_FAILED;
+    call->op.model().set_last_error({}); // an older failure explains nothing any more
+    return status;
 }

@@ -17,21 +17,23 @@ namespace failing {
 
 namespace {
 
-// Counts down to a failure; negative: all that follow fail too.
+// Counts down to the first of some failures.
 struct Countdown {
-    std::atomic<int> left{ 0 };
-    std::atomic<bool> lasting{ false }, failed{ false };
+    std::atomic<int> left{ 0 }, failures{ 0 };
+    std::atomic<bool> failed{ false };
 
-    void arm(int nth, bool last = false) {
-        lasting = last;
+    void arm(int nth, int n = 1) {
+        failures = 0;
         failed = false;
         left = nth;
+        failures = nth == 0 ? 0 : n;
     }
     bool fails() {
-        if (failed.load() && lasting.load()) {
-            return true;
+        if (failures.load() == 0) {
+            return false;
         }
-        if (left.load() == 0 || --left != 0) {
+        const int after = -(--left); // requests since the first that fails
+        if (after < 0 || after >= failures.load()) {
             return false;
         }
         failed = true;
@@ -45,8 +47,8 @@ std::atomic<int> fread_error{ 0 };
 
 } // namespace
 
-void memory(int nth, bool lasting) {
-    requests.arm(nth, lasting);
+void memory(int nth, int failures) {
+    requests.arm(nth, failures);
 }
 
 void direct_opens(bool fail) {
@@ -69,7 +71,7 @@ bool healthy() {
 
 } // namespace failing
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !defined(__SANITIZE_THREAD__)
 
 void * operator new(size_t n) {
     void * p = failing::requests.fails() ? nullptr : std::malloc(n == 0 ? 1 : n);

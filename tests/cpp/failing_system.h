@@ -4,15 +4,16 @@
 
 namespace failing {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool can_fail = false; // these calls are the sanitizer's own
+#if defined(__SANITIZE_THREAD__)
+constexpr bool can_fail = false; // its runtime must see every allocation; the address sanitizer sees malloc
 #else
 constexpr bool can_fail = true;
 #endif
 
-// From now on the nth request for memory fails, of any thread, and so does everything after it until
-// healthy() if lasting. 0: none.
-void memory(int nth, bool lasting = false);
+constexpr int for_good = 1 << 30;
+
+// From now on the nth request for memory fails, of any thread, and so many in all, until healthy(). 0: none.
+void memory(int nth, int failures = 1);
 // Opening with O_DIRECT gives EINVAL, as on file systems that have no direct reads.
 void direct_opens(bool fail);
 // The nth fread gives nothing and an error.

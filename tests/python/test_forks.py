@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_models import make_dense
+
+from gguf_flash.converters import convert
 
 FORKED = """
 import os, sys, gguf_flash
@@ -72,3 +75,33 @@ def test_workers_of_multiprocessing(tiny: tuple[Path, Path]) -> None:
         command, cwd=tiny[1].parent, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == "True\n", done.stderr
+
+
+def test_a_fork_copies_no_cache(tmp_path: Path) -> None:
+    """Pages that io_uring has pinned would be copied by the fork itself: the whole cache."""
+    flash = tmp_path / "flash.gguf"
+    dense = make_dense(tmp_path / "dense.gguf", n_ff=16384, n_layer=4, type="F16")
+    convert(dense, flash, select="all")
+    program = (
+        "import os, sys, numpy as np\n"
+        "from gguf_flash import _core\n"
+        "def dirty():\n"
+        "    lines = open('/proc/self/smaps_rollup').read().splitlines()\n"
+        "    return sum(int(x.split()[1]) for x in lines if x.startswith('Private_Dirty')) * 1024\n"
+        "model = _core.open_model(sys.argv[1], ram='100%')\n"
+        "x = np.random.default_rng(0).standard_normal((1, model.n_embd), dtype=np.float32)\n"
+        "wanted = [model.ffn(n, x) for n in model.layers]\n"
+        "if os.fork() == 0:\n"
+        "    mine = dirty()\n"
+        "    same = all((model.ffn(n, x) == w).all() for n, w in zip(model.layers, wanted))\n"
+        "    print(mine, model.stats()['memory']['cache_bytes'], same, flush=True)\n"
+        "    del model\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        "print(all((model.ffn(n, x) == w).all() for n, w in zip(model.layers, wanted)))\n"
+    )
+    command = [sys.executable, "-c", program, str(flash)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    private, cache, child, parent = done.stdout.split()
+    assert (child, parent) == ("True", "True")
+    assert int(cache) > 16 << 20 and int(private) < int(cache) // 2

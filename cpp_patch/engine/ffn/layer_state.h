@@ -6,7 +6,7 @@
 
 namespace gguf_flash {
 
-// Anonymous pages, aligned for direct reads, given back on destruction.
+// Anonymous pages, aligned for direct reads, given back on destruction. In a fork's child they are zero.
 class Pages {
 public:
     Pages() = default;
@@ -27,6 +27,7 @@ private:
 
 // The Status of whatever ran out of memory.
 Status without_memory(const std::string & doing);
+Status without_memory(const char * doing, const std::string & label) noexcept; // where even a sentence may be too much
 
 // A neuron that was read ahead: its bundle is in its slot, or could not be read.
 struct Arrival {
@@ -62,6 +63,15 @@ struct LayerState {
     uint8_t * slot_data(int32_t slot) const { return slots.data() + uint64_t(slot) * slot_bytes; }
     const uint8_t * bundle(uint32_t neuron) const { return slot_data(cache.slot(neuron)) + lead(neuron); }
 
+    // Empties the cache. Allocates nothing.
+    void forget() {
+        for (uint32_t i = 0; i < layout.n_ff; ++i) {
+            if (cache.slot(i) != NeuronCache::none) {
+                cache.drop(i);
+            }
+        }
+    }
+
     float threshold(uint32_t neuron) const { return thresholds.empty() ? layout.threshold : thresholds[neuron]; }
 
     const LayerLayout & layout;
@@ -78,6 +88,7 @@ struct LayerState {
     Pages slots;
     Counters counters;
     uint64_t evictions_counted = 0;
+    int pid = getpid(); // whose bundles the slots hold: in a fork's child they are empty
 
     std::vector<uint32_t> ahead;     // neurons read, or being read, for the coming tick
     std::vector<Arrival> arrived;    // guarded by Ahead's mutex, as is

@@ -98,6 +98,11 @@ bool Pages::allocate(size_t bytes) {
     // only used whole inside the mapping, so the budget holds; a refusal changes nothing.
     madvise(p, bytes, MADV_HUGEPAGE);
 #endif
+#ifdef MADV_WIPEONFORK
+    // Pages that are pinned for direct reads are copied by a fork, all at once: a child begins with empty ones.
+    // A kernel that refuses copies, and the child is none the wiser.
+    madvise(p, bytes, MADV_WIPEONFORK);
+#endif
     data_ = static_cast<uint8_t *>(p);
     bytes_ = bytes;
     return true;

@@ -30,10 +30,23 @@ std::string mib(uint64_t bytes) {
 
 } // namespace
 
+// Made while there is memory, for when there is none even for a sentence.
+static const Status no_memory_at_all(Code::ram_too_small,
+                                     "the system has no memory left; set a smaller ram or close programs, then try "
+                                     "again");
+
 Status without_memory(const std::string & doing) {
     return { Code::ram_too_small, "cannot " + doing +
                                       ": the system has no memory left for it; set a smaller ram or close programs, "
                                       "then try again" };
+}
+
+Status without_memory(const char * doing, const std::string & label) noexcept {
+    try {
+        return without_memory(std::string(doing) + " '" + label + "'");
+    } catch (const std::bad_alloc &) {
+        return no_memory_at_all;
+    }
 }
 
 void Counters::add(const Counters & o) {
@@ -95,7 +108,7 @@ Result<std::shared_ptr<Model>> Model::open(const std::vector<std::string> & path
     try {
         return load(paths, label, settings, with_cache);
     } catch (const std::bad_alloc &) {
-        return without_memory("open '" + label + "'");
+        return without_memory("open", label);
     }
 }
 

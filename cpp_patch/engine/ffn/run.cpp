@@ -42,18 +42,22 @@ float score_limit(float threshold) {
                           : float(std::log(double(threshold)) - std::log1p(-double(threshold)));
 }
 
-FfnOp::FfnOp(std::shared_ptr<Model> model, int layer_index) : model_(std::move(model)), layer_index_(layer_index) {}
+FfnOp::FfnOp(std::shared_ptr<Model> model, int layer_index)
+    : model_(std::move(model)), layer_index_(layer_index),
+      no_memory_(without_memory("compute layer " + std::to_string(model_->layout().layers[size_t(layer_index)].layer) +
+                                " of '" + model_->label() + "'")) {}
 FfnOp::~FfnOp() = default;
 
 void FfnOp::run(const FfnInput & in, int ith, int nth) {
     if (ith == 0) {
         status_ = Status();
+        starved_ = false;
         try {
             Result<std::unique_ptr<Session>> session = model_->borrow();
             session_ = session.ok() ? std::move(session.value()) : nullptr;
             status_ = session.status();
         } catch (const std::bad_alloc &) {
-            status_ = out_of_memory();
+            starved_ = true;
         }
     }
     ends_.wait(nth);
@@ -70,11 +74,6 @@ void FfnOp::run(const FfnInput & in, int ith, int nth) {
     if (ith == 0 && session_ != nullptr) {
         model_->give_back(std::move(session_));
     }
-}
-
-Status FfnOp::out_of_memory() const {
-    const uint32_t layer = model_->layout().layers[size_t(layer_index_)].layer;
-    return without_memory("compute layer " + std::to_string(layer) + " of '" + model_->label() + "'");
 }
 
 void FfnOp::clear(const FfnInput & in) const {
@@ -104,25 +103,26 @@ void FfnRun::execute() {
 }
 
 // Thread 0, when all have left: nothing of the call may be believed, neither what its reads left in the
-// cache nor the session's scratch.
+// cache nor the session's scratch. Asks for no memory: there is none.
 void FfnRun::abandon() {
     op_.session_.reset(); // waits for its reads
     if (!lock_.owns_lock()) {
         lock_.lock();
     }
-    if (op_.model_->ahead() != nullptr) {
-        op_.model_->ahead()->settle(state_); // they, too, write into slots
-        state_.ahead.clear();
-    }
-    for (uint32_t i = 0; i < state_.layout.n_ff; ++i) {
-        if (state_.cache.slot(i) != NeuronCache::none) {
-            state_.cache.drop(i);
-        }
-    }
+    abandon_ahead();
+    state_.forget();
     lock_.unlock();
     op_.clear(in_);
     op_.barrier_.mend();
-    op_.status_ = op_.out_of_memory();
+    op_.starved_ = true;
+}
+
+// Reads ahead write into slots, too.
+void FfnRun::abandon_ahead() {
+    if (op_.model_->ahead() != nullptr) {
+        op_.model_->ahead()->settle(state_);
+        state_.ahead.clear();
+    }
 }
 
 void FfnRun::steps() {
@@ -165,6 +165,11 @@ void FfnRun::steps() {
 void FfnRun::begin() {
     start_ = Clock::now();
     lock_ = std::unique_lock<std::mutex>(state_.lock);
+    if (state_.pid != getpid()) { // a fork's child: its slots are empty
+        abandon_ahead();
+        state_.forget();
+        state_.pid = getpid();
+    }
     Session & s = session();
     s.failed.store(false);
     s.not_a_number.store(false);

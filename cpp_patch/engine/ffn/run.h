@@ -18,6 +18,8 @@ public:
     void abandon();
 
 private:
+    void abandon_ahead();
+
     // run.cpp: order of steps
     void steps();
     void begin();  // thread 0

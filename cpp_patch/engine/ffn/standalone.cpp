@@ -72,7 +72,7 @@ Result<std::shared_ptr<Standalone>> Standalone::open(const std::string & path, c
     try {
         return load(path, settings);
     } catch (const std::bad_alloc &) {
-        return without_memory("open '" + path + "'");
+        return without_memory("open", path);
     }
 }
 
@@ -217,7 +217,7 @@ Status Standalone::ffn(uint32_t layer, const float * x, uint32_t n_tokens, float
         return compute(layer, x, n_tokens, out, n_threads);
     } catch (const std::bad_alloc &) {
         std::fill_n(out, size_t(n_tokens) * model_->layout().n_embd, 0.0f);
-        return without_memory("compute layer " + std::to_string(layer) + " of '" + model_->label() + "'");
+        return without_memory("compute a layer of", model_->label());
     }
 }
 

@@ -31,7 +31,7 @@ public:
     const char * name() const override { return inner_->name(); }
 
     void submit(ReadOp * op) override {
-        ++pending_;
+        held_.reserve(++pending_);
         inner_->submit(op);
     }
 

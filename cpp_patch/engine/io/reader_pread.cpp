@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <condition_variable>
 #include <cstdlib>
-#include <deque>
 #include <mutex>
 #include <new>
 #include <thread>
@@ -52,11 +51,11 @@ public:
         const size_t n = staged_.size();
         {
             std::lock_guard<std::mutex> lock(mutex_);
-            done_.reserve(outstanding_ + n); // so that no thread is without room for its result
-            queued_.insert(queued_.end(), staged_.begin(), staged_.end());
+            while (!staged_.empty()) {
+                queued_.push_back(staged_.pop_front());
+            }
             outstanding_ += n;
         }
-        staged_.clear();
         n > 1 ? queued_cv_.notify_all() : queued_cv_.notify_one();
     }
 
@@ -75,9 +74,7 @@ public:
 
 private:
     size_t take(ReadOp ** done, size_t max) {
-        const size_t n = std::min(max, done_.size());
-        std::copy_n(done_.begin(), n, done);
-        done_.erase(done_.begin(), done_.begin() + std::ptrdiff_t(n));
+        const size_t n = done_.pop(done, max);
         outstanding_ -= n;
         return n;
     }
@@ -89,8 +86,7 @@ private:
             if (stop_) {
                 return;
             }
-            ReadOp * op = queued_.front();
-            queued_.pop_front();
+            ReadOp * op = queued_.pop_front();
             lock.unlock();
             read(*op);
             lock.lock();
@@ -135,11 +131,10 @@ private:
 
     std::shared_ptr<FaultPlan> faults_;
     std::vector<std::thread> threads_;
-    std::vector<ReadOp *> staged_; // submitted, not yet flushed
-    std::mutex mutex_;             // guards all below
+    OpQueue staged_;   // submitted, not yet flushed
+    std::mutex mutex_; // guards all below
     std::condition_variable queued_cv_, done_cv_;
-    std::deque<ReadOp *> queued_;
-    std::vector<ReadOp *> done_;
+    OpQueue queued_, done_;
     size_t outstanding_ = 0; // flushed, not yet taken
     bool stop_ = false;
 };

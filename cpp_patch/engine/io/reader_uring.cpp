@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <deque>
 
 namespace gguf_flash {
 
@@ -53,10 +52,10 @@ public:
         ReadOp * done[64];
         while (in_flight_ > 0 && wait(done, 64) > 0) { // the kernel still writes into callers' memory
         }
+        if (fd_ >= 0) {
             // The kernel takes a closed ring apart later: until then a file system could not be unmounted.
             register_with(IORING_UNREGISTER_FILES);
             register_with(IORING_UNREGISTER_BUFFERS);
-        if (fd_ >= 0) {
             close(fd_);
         }
     }
@@ -144,8 +143,7 @@ private:
     void enter(uint32_t min_complete) {
         uint32_t tail = *sq_tail_;
         while (in_flight_ < depth_ && !waiting_.empty()) {
-            prepare(tail++, waiting_.front());
-            waiting_.pop_front();
+            prepare(tail++, waiting_.pop_front());
             ++in_flight_;
             ++unsubmitted_;
         }
@@ -170,11 +168,11 @@ private:
             waiting_.push_front(reinterpret_cast<ReadOp *>(sqe.user_data));
         }
         store_release(sq_tail_, tail);
-        for (ReadOp * op : waiting_) {
+        while (!waiting_.empty()) {
+            ReadOp * op = waiting_.pop_front();
             op->error = error;
             refused_.push_back(op);
         }
-        waiting_.clear();
     }
 
     bool register_with(unsigned what, const void * list = nullptr, size_t n = 0) const {
@@ -228,10 +226,7 @@ private:
     }
 
     size_t reap(ReadOp ** done, size_t max) {
-        size_t n = 0;
-        for (; n < max && !refused_.empty(); refused_.pop_front()) {
-            done[n++] = refused_.front();
-        }
+        size_t n = refused_.pop(done, max);
         uint32_t head = *cq_head_;
         while (n < max && head != load_acquire(cq_tail_)) {
             const io_uring_cqe & cqe = cqes_[head & cq_mask_];
@@ -265,8 +260,7 @@ private:
     uint32_t unsubmitted_ = 0;                 // of these, not yet seen by the kernel
     std::vector<std::shared_ptr<File>> files_; // registered, by index
     std::vector<iovec> buffers_;               // registered, by index, ascending
-    std::deque<ReadOp *> waiting_;
-    std::deque<ReadOp *> refused_; // failed before the kernel saw them
+    OpQueue waiting_, refused_;                // not yet in the ring; failed before the kernel saw them
 };
 
 } // namespace

@@ -62,16 +62,17 @@ public:
 
     // After the last thread has left, status() says whether out is valid; on an error it is zero.
     void run(const FfnInput & in, int ith, int nth);
-    const Status & status() const { return status_; }
+    const Status & status() const { return starved_ ? no_memory_ : status_; }
     Model & model() const { return *model_; }
 
 private:
     friend class FfnRun;
     void clear(const FfnInput & in) const; // its output
-    Status out_of_memory() const;
 
     std::shared_ptr<Model> model_;
     int layer_index_;
+    const Status no_memory_; // made while there is some
+    bool starved_ = false;
     Status status_;
     Barrier barrier_;
     Barrier ends_;                     // where all meet before and after a call, whatever became of it

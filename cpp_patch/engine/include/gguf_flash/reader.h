@@ -62,7 +62,8 @@ struct ReadOp {
 
     int error = 0; // errno once done; 0 is success, ENODATA the end of the file
     uint64_t got = 0;
-    int first = 0;        // first segment not yet full
+    int first = 0; // first segment not yet full
+    ReadOp * next = nullptr;
     int fruitless = 0;    // EAGAIN in a row, the first of them at unready
     bool refused = false; // EINVAL already sent it to the page cache once
     std::chrono::steady_clock::time_point unready;
@@ -105,7 +106,8 @@ public:
     // Files that will be read and memory that will be read into, alive as long as the reader: what lies
     // in them may take a shorter way. Pins the memory. Call once, with nothing in flight.
     virtual void enlist(const std::vector<std::shared_ptr<File>> &, const std::vector<iovec> &) {}
-    // Queues an operation; at most depth are with the device at once, the rest wait inside.
+    // Queues an operation; at most depth are with the device at once, the rest wait inside. Neither this nor
+    // what follows asks for memory: errors are handled where there is none.
     virtual void submit(ReadOp * op) = 0;
     // Hands queued operations to the device. Called by poll and wait too.
     virtual void flush() = 0;

@@ -5,6 +5,7 @@
 // sentence for the user: what failed, where, what was expected, what was found, what to do.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -25,15 +26,19 @@ enum class Code {
 class Status {
 public:
     Status() = default;
-    Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+    Status(Code code, std::string message)
+        : code_(code), message_(std::make_shared<const std::string>(std::move(message))) {}
 
     bool ok() const { return code_ == Code::ok; }
     Code code() const { return code_; }
-    const std::string & message() const { return message_; }
+    const std::string & message() const {
+        static const std::string none;
+        return message_ == nullptr ? none : *message_;
+    }
 
 private:
     Code code_ = Code::ok;
-    std::string message_;
+    std::shared_ptr<const std::string> message_; // shared, so that a copy needs no memory
 };
 
 // A value, or the Status that says why there is none. value() may be called only when ok().
