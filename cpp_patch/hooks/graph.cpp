@@ -267,6 +267,12 @@ ggml_status gguf_flash_compute(ggml_backend_sched_t sched, ggml_cgraph * gf) {
                                     "reads it outside build_ffn; run the dense model";
         return failed(*flash_model_of(stray)->engine, { gguf_flash::Code::unsupported, message });
     }
+    if (flash_call * call = deciding_call(gf)) {
+        const gguf_flash::Status same = call->op.model().check_files();
+        if (!same.ok()) {
+            return failed(call->op.model(), same);
+        }
+    }
     const ggml_status status = ggml_backend_sched_graph_compute_async(sched, gf);
     flash_call * call = status == GGML_STATUS_SUCCESS ? deciding_call(gf) : nullptr;
     if (call == nullptr) {

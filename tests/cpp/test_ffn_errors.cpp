@@ -2,6 +2,8 @@
 #include "ffn_runner.h"
 #include "specs.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -78,16 +80,37 @@ TEST_CASE("ffn errors: the file shrinks before a call") {
             REQUIRE(truncate(stored.path.c_str(), off_t(layer.offset + layer.stride * 100 + 33)) == 0);
             const Status status = model->ffn(5, x.data(), 2, out.data(), threads);
             CHECK(status.code() == Code::io);
-            CHECK(has(status, "layer 5"));
+            CHECK(has(status, stored.path));
             CHECK(has(status, "truncated"));
             CHECK(zero(out));
-            CHECK_FALSE(model->ffn(5, x.data(), 2, out.data(), threads).ok());
-            const std::vector<float> expected = call(*model, 0, x, 2, threads); // its bundles are still there
-            CHECK(worst_error(expected, reference_ffn(stored.file, 0, x, 2), 2) < 2e-3);
-            stored.folder.write("m.gguf", stored.file.image.bytes()); // and once it is restored
-            CHECK(worst_error(call(*model, 5, x, 2, threads), reference_ffn(stored.file, 1, x, 2), 2) < 2e-3);
+            stored.folder.write("m.gguf", stored.file.image.bytes()); // by whom, nobody knows
+            CHECK(has(model->ffn(5, x.data(), 2, out.data(), threads), "load the model again"));
+            const auto again = open_flash(stored.path, { { "ram", "60%" }, { "prefill", prefill } });
+            CHECK(worst_error(call(*again, 5, x, 2, threads), reference_ffn(stored.file, 1, x, 2), 2) < 2e-3);
         }
     }
+}
+
+TEST_CASE("ffn errors: the file is written to, its size the same") {
+    const StoredFlash stored(biased_layers());
+    const auto model = open_flash(stored.path, { { "ram", "100%" } });
+    const std::vector<float> x = stored.input(1);
+    std::vector<float> out = call(*model, 5, x, 1);
+    const std::string other = stored.path + ".link";
+    REQUIRE(chmod(stored.path.c_str(), 0400) == 0);
+    REQUIRE(link(stored.path.c_str(), other.c_str()) == 0);
+    REQUIRE(unlink(other.c_str()) == 0); // the inode's time changes, the bytes do not
+    CHECK(call(*model, 5, x, 1) == out);
+    const timespec times[2] = { { 0, UTIME_OMIT }, { 1000000000, 7 } };
+    REQUIRE(utimensat(AT_FDCWD, stored.path.c_str(), times, 0) == 0);
+    for (int i = 0; i < 2; ++i) {
+        const Status status = model->ffn(5, x.data(), 1, out.data(), 1);
+        CHECK(status.code() == Code::io);
+        CHECK(has(status, stored.path));
+        CHECK(has(status, "written to"));
+        CHECK(zero(out));
+    }
+    call(*open_flash(stored.path), 5, x, 1);
 }
 
 TEST_CASE("ffn errors: the file shrinks while calls run") {

@@ -162,6 +162,10 @@ Status Model::prepare() {
             return file.status();
         }
         files_.push_back(file.value());
+        const Status same = file.value()->check(layout_.stamps[i]);
+        if (!same.ok()) {
+            return same;
+        }
     }
     if (!settings_.faults.empty()) {
         Result<std::shared_ptr<FaultPlan>> plan = FaultPlan::parse(settings_.faults);
@@ -283,6 +287,16 @@ void Model::enlist(Reader & reader) const {
         memory.push_back({ layer->slots.data(), layer->slots.bytes() });
     }
     reader.enlist(files_, memory);
+}
+
+Status Model::check_files() const {
+    for (size_t i = 0; i < files_.size(); ++i) {
+        Status status = files_[i]->check(layout_.stamps[i]);
+        if (!status.ok()) {
+            return status;
+        }
+    }
+    return {};
 }
 
 int Model::index_of(uint32_t layer) const {

@@ -225,6 +225,9 @@ Status Standalone::compute(uint32_t layer, const float * x, uint32_t n_tokens, f
     int index = 0;
     std::vector<float> scored;
     Status status = find_layer(layer, n_threads, index);
+    if (status.ok() && !(status = model_->check_files()).ok()) {
+        std::fill_n(out, size_t(n_tokens) * model_->layout().n_embd, 0.0f);
+    }
     status = status.ok() ? scores(layer, x, n_tokens, scored, n_threads) : status;
     if (!status.ok() || n_tokens == 0) {
         return status;

@@ -343,15 +343,15 @@ Result<Header> read_header(const std::string & path, const std::string & label) 
     if (!file) {
         return Status(Code::io, "cannot open '" + label + "': " + std::strerror(errno));
     }
-    if (fseeko(file.get(), 0, SEEK_END) != 0) {
-        return Status(Code::io, "cannot seek in '" + label + "': " + std::strerror(errno));
-    }
-    const off_t size = ftello(file.get());
-    std::rewind(file.get());
-    if (size < 0) {
+    if (fstat(fileno(file.get()), &about) != 0) {
         return Status(Code::io, "cannot read the size of '" + label + "': " + std::strerror(errno));
     }
-    return HeaderReader(Cursor(file.get(), uint64_t(size)), label, uint64_t(size)).run();
+    const FileStamp stamp(about);
+    Result<Header> header = HeaderReader(Cursor(file.get(), stamp.size), label, stamp.size).run();
+    if (header.ok()) {
+        header.value().stamp = stamp;
+    }
+    return header;
 }
 
 Status check_places(const Header & header, const std::string & label) {

@@ -1,6 +1,7 @@
 // Bounded parser of a GGUF v3 header: key-value pairs and tensor infos, nothing of the data.
 #pragma once
 
+#include "gguf_flash/file_stamp.h"
 #include "gguf_flash/status.h"
 
 #include <cstdint>
@@ -41,6 +42,7 @@ struct Header {
     uint64_t alignment = 32;
     uint64_t data_offset = 0;
     uint64_t file_size = 0;
+    FileStamp stamp;
 
     const Value * find(const std::string & key) const;
 };

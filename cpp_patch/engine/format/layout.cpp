@@ -367,11 +367,16 @@ Result<Layout> read_layout(const std::vector<std::string> & paths, const std::st
         return headers.status();
     }
     const size_t n_files = headers.value().size();
+    std::vector<FileStamp> stamps;
+    for (const Header & header : headers.value()) {
+        stamps.push_back(header.stamp);
+    }
     Result<Layout> layout = LayoutReader(label, std::move(headers.value())).run();
     if (layout.ok()) {
         layout.value().files.assign(paths.begin(), paths.begin() + long(n_files));
         labels.resize(n_files);
         layout.value().labels = std::move(labels);
+        layout.value().stamps = std::move(stamps);
     }
     return layout;
 }

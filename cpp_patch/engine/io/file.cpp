@@ -80,6 +80,25 @@ void File::read_buffered() const {
     direct_ = false;
 }
 
+Status File::check(const FileStamp & stamp) const {
+    struct stat info;
+    if (fstat(fd_, &info) != 0) {
+        return { Code::io, "cannot look at '" + label_ + "': " + read_error(errno) };
+    }
+    const FileStamp found(info);
+    if (found == stamp) {
+        return {};
+    }
+    const std::string what = "cannot go on with '" + label_ + "': ";
+    if (found.size != stamp.size) {
+        return { Code::io, what + "it was truncated or replaced since it was opened, " + std::to_string(stamp.size) +
+                               " bytes expected, found " + std::to_string(found.size) +
+                               "; restore it and load the model again" };
+    }
+    return { Code::io, what + "it was written to since it was opened, so its neurons in RAM and on disk may be of "
+                              "different files; load the model again" };
+}
+
 File::~File() {
     if (fd_ >= 0) {
         ::close(fd_);

@@ -5,6 +5,7 @@
 // before any bundle is touched, and allocates no more than a small multiple of the header's size.
 #pragma once
 
+#include "gguf_flash/file_stamp.h"
 #include "gguf_flash/status.h"
 
 #include <cstdint>
@@ -89,6 +90,7 @@ struct TensorPlace {
 struct Layout {
     std::vector<std::string> files;  // one, or all files of a split set in order
     std::vector<std::string> labels; // their names in messages
+    std::vector<FileStamp> stamps;   // as they were when their headers were read
     uint32_t version = 0;
     Select select = Select::all;
     Activation activation = Activation::from_graph;

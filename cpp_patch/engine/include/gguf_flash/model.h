@@ -99,6 +99,10 @@ public:
     // Index into layout().layers of a block, or -1.
     int index_of(uint32_t layer) const;
 
+    // Code::io if one of the files was written to since it was opened: for the start of a decode, one look at
+    // the file's size and time.
+    Status check_files() const;
+
     Stats stats() const;
     void reset_stats();
 

@@ -4,6 +4,7 @@
 // EAGAIN are handled inside; what the caller sees is either all the bytes it needs or an error.
 #pragma once
 
+#include "gguf_flash/file_stamp.h"
 #include "gguf_flash/status.h"
 
 #include <sys/uio.h>
@@ -35,6 +36,8 @@ public:
     // for some reads. Any thread may call it; reads under way are not disturbed.
     void read_buffered() const;
     uint64_t size() const { return size_; }
+    // Code::io if the file is no longer what the stamp says.
+    Status check(const FileStamp & stamp) const;
     const std::string & label() const { return label_; }
 
 private:
