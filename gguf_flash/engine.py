@@ -27,11 +27,12 @@ def open_model(
 
     The model's `ffn(layer, x, threads=1)` maps float32 (n_tokens, n_embd) to the same shape; it may
     be called from several threads at once, and the GIL is released while it works. `stats()` gives
-    the counters.
+    the counters, `set_ram` another RAM limit while it works.
 
     Args:
         path: the flash-GGUF, or the first file of a split set.
-        ram: RAM for weights: bytes, "200MiB", or "60%" of what is on flash; None: automatic.
+        ram: RAM for weights, neuron cache and the engine's buffers: bytes, "200MiB", or "60%" of
+            what is on flash; None: automatic.
         window: tokens whose neurons stay cached under policy "window" (5).
         policy: "budget" (default, evict the longest unused when room is needed), "window" (the
             paper's), or "score" (evict what scored lowest of late; reads a little less).

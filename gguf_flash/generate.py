@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from gguf_flash.errors import ArgumentError, UnsupportedError
+from gguf_flash.errors import ArgumentError, RamTooSmallError, UnsupportedError
 from gguf_flash.measure import difference, peak_rss, per_token
 from gguf_flash.session import Session
 from gguf_flash.settings import Settings
@@ -58,15 +58,32 @@ class Generation:
         self._steps = self._begun = 0
         self._marks: list[dict[str, Any]] = []
         self._sampler: Any = None
-        self.session = Session(path, self.settings)
         try:
-            text = self.session.chat_prompt(prompt) if chat else prompt
-            self.prompt = self.session.tokenize(text, special=chat)
-            self._open_context(ctx, threads)
+            self.session = Session(path, self.settings)
+        except RamTooSmallError:
+            self._say_all_it_needs(path, prompt, chat, ctx, threads)
+            raise
+        try:
+            self._open(prompt, chat, ctx, threads)
             self._sampler = make_sampler(self.session.api, temperature, seed, top_p)
         except BaseException:
             self.session.close()
             raise
+
+    def _say_all_it_needs(
+        self, path: str | os.PathLike[str], prompt: str, chat: bool, ctx: int | None,
+        threads: int | None,
+    ) -> None:  # fmt: skip
+        """Raise RamTooSmallError with what the context would take as well."""
+        with Session(path, self.settings, sizes_only=True) as self.session:
+            self._open(prompt, chat, ctx, threads)
+            if self.session.engine is not None:
+                self.session.engine.check_ram()
+
+    def _open(self, prompt: str, chat: bool, ctx: int | None, threads: int | None) -> None:
+        text = self.session.chat_prompt(prompt) if chat else prompt
+        self.prompt = self.session.tokenize(text, special=chat)
+        self._open_context(ctx, threads)
 
     def _open_context(self, ctx: int | None, threads: int | None) -> None:
         needed = len(self.prompt) + self._limit

@@ -18,6 +18,7 @@ from gguf_flash.llama_log import LlamaLog
 from gguf_flash.runtime import activate
 from gguf_flash.session import decode_error, engine_of
 from gguf_flash.settings import Settings, check_overrides
+from gguf_flash.sizes import ram_setting
 from gguf_flash.turns import Turns
 
 activate()
@@ -86,7 +87,9 @@ class FlashLlama(llama_cpp.Llama):
 
     Args:
         model_path: the model.
-        ram: RAM for all weights: bytes, "200MiB", or "60%" of those on flash beside the resident.
+        ram: RAM in all, KV cache and buffers included: bytes, "200MiB", or "60%" of the weights on
+            flash beside all the rest.
+        watch: "on" gives neuron cache back while the system or the cgroup is short of memory.
         window: tokens whose neurons stay cached under policy "window" (5).
         policy: "budget" (default), "score" or "window".
         reader: "auto" (default), "io_uring" or "pread".
@@ -114,6 +117,7 @@ class FlashLlama(llama_cpp.Llama):
         depth: int | None = None,
         prefill: str | None = None,
         lookahead: str | None = None,
+        watch: str | None = None,
         threads: int | None = None,
         **llama_kwargs: Any,
     ) -> None:
@@ -126,6 +130,7 @@ class FlashLlama(llama_cpp.Llama):
             depth=depth,
             prefill=prefill,
             lookahead=lookahead,
+            watch=watch,
         )
         overrides = {**self.settings.overrides(), **(llama_kwargs.pop("kv_overrides", None) or {})}
         check_overrides(overrides)
@@ -165,6 +170,16 @@ class FlashLlama(llama_cpp.Llama):
         "settings". {} for a dense model."""
         engine = self._engine
         return {} if engine is None else engine.stats()
+
+    def set_ram(self, ram: int | str) -> None:
+        """Another RAM limit from now on, as the argument `ram`; while a completion runs, too.
+
+        The neuron cache shrinks or grows between two layers, and the text stays the same. Does
+        nothing for a dense model. Raises ArgumentError for what is no size, and RamTooSmallError
+        below what the model and its context need, with everything as before.
+        """
+        if (engine := self._engine) is not None:
+            engine.set_ram(ram_setting(ram))
 
     def reset_flash_stats(self) -> None:
         """Set the counters to zero."""

@@ -13,6 +13,7 @@ from gguf_flash.errors import ArgumentError, FlashError, UnsupportedError
 from gguf_flash.llama_api import low_level
 from gguf_flash.llama_log import LlamaLog
 from gguf_flash.settings import Settings, check_overrides
+from gguf_flash.sizes import ram_setting
 from gguf_flash.turns import Turns
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ class Session:
     Use it as a context manager, or call `close`. Threads take turns. With `repack` off, llama.cpp
     leaves quantized weights as they lie in the file; else it copies some into a faster order, in
     RAM that no file backs. `shown` is what messages call the model, when `path` was made from
-    something else.
+    something else. With `sizes_only` nothing is loaded and no RAM limit refused: the engine's
+    `stats()["memory"]` tells what the model and a context would take, and `check_ram` whether the
+    limit holds them.
     Raises a FlashError if the model cannot be loaded.
     """
 
@@ -81,6 +84,7 @@ class Session:
         *,
         repack: bool = True,
         shown: str | os.PathLike[str] | None = None,
+        sizes_only: bool = False,
     ) -> None:
         self.path = os.fspath(path)
         self.shown = os.fspath(shown or path)
@@ -97,6 +101,9 @@ class Session:
         self._overrides = override_array(self.api, (settings or Settings()).overrides())
         params.kv_overrides = self._overrides
         params.use_extra_bufts = repack
+        if sizes_only:
+            params.no_alloc = True
+            params.load_mode = self.api.LLAMA_LOAD_MODE_NONE
         with self.log:
             self._model = self.api.llama_model_load_from_file(os.fsencode(self.path), params)
         if self._model is None:
@@ -124,6 +131,16 @@ class Session:
         self.interrupt()
         with self._turns.last():
             self._free()
+
+    def set_ram(self, ram: int | str) -> None:
+        """Another RAM limit from now on, as `Settings.ram`; from any thread, during a decode too.
+
+        The neuron cache shrinks or grows between two layers; the text stays the same. Does nothing
+        for a dense model. Raises ArgumentError for what is no size, and RamTooSmallError below what
+        the model and its context need, with everything as before.
+        """
+        if (engine := self.engine) is not None:
+            engine.set_ram(ram_setting(ram))
 
     def interrupt(self) -> None:
         """Let the decode under way, or else the next, end with a FlashError; from any thread."""

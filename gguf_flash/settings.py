@@ -12,6 +12,7 @@ POLICIES = ("budget", "window", "score")
 READERS = ("auto", "io_uring", "pread")
 PREFILLS = ("auto", "select", "stream")
 LOOKAHEADS = ("on", "off")
+WATCHES = ("on", "off")
 
 # llama.cpp keeps an override's string in char[128], the terminating zero included.
 _LONGEST_STRING = 127
@@ -23,7 +24,11 @@ class Settings:
 
     None leaves a choice to GGUF_FLASH_<NAME>, then to the engine.
 
-    ram: for all weights, resident ones included: bytes, "200MiB", or "60%" (see `ram_setting`).
+    ram: in all: weights, tokenizer, KV cache, compute buffers, the engine's own and the neuron
+        cache, beside the interpreter and its libraries (`gguf_flash.memory.BASE_BYTES`): bytes,
+        "200MiB", or "60%" of what is on flash beside all the rest (see `ram_setting`).
+    watch: "on" or "off": give neuron cache back while the system or the cgroup is short of memory,
+        and take it again later.
     window: tokens whose neurons stay cached under policy "window".
     policy: "budget", "window" or "score".
     reader: "auto", "io_uring" or "pread".
@@ -43,6 +48,7 @@ class Settings:
     prefill: str | None = None
     lookahead: str | None = None
     activation: str | None = None
+    watch: str | None = None
 
     def chosen(self) -> dict[str, int | str]:
         """The settings that are not None, as the engine takes them. Raises ArgumentError."""

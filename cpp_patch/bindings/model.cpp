@@ -45,8 +45,27 @@ py::dict settings_dict(const Settings & s) {
     d["policy"] = s.policy == Policy::budget ? "budget" : s.policy == Policy::window ? "window" : "score";
     d["depth"] = s.depth;
     d["lookahead"] = s.lookahead ? "on" : "off";
+    d["watch"] = s.watch ? "on" : "off";
     d["gap"] = s.gap;
     d["prefill"] = s.prefill == Prefill::automatic ? "auto" : s.prefill == Prefill::select ? "select" : "stream";
+    return d;
+}
+
+py::dict memory_dict(const Stats & s) {
+    py::dict d;
+    d["ram_bytes"] = s.ram_bytes;
+    d["floor_bytes"] = s.memory.floor();
+    d["total_bytes"] = s.memory.total();
+    d["weights_bytes"] = s.memory.weights;
+    d["vocabulary_bytes"] = s.memory.vocabulary;
+    d["engine_bytes"] = s.memory.engine;
+    d["kv_bytes"] = s.memory.kv;
+    d["compute_bytes"] = s.memory.compute;
+    d["context_bytes"] = s.memory.rest;
+    d["least_cache_bytes"] = s.memory.least;
+    d["slots_bytes"] = s.memory.cache;
+    d["resident_bytes"] = s.resident_bytes;
+    d["cache_bytes"] = s.cache_bytes;
     return d;
 }
 
@@ -65,17 +84,23 @@ py::dict stats(const PyModel & self) {
         d["slot_bytes"] = l.slot_bytes;
         layers.append(d);
     }
-    py::dict memory;
-    memory["ram_bytes"] = s.ram_bytes;
-    memory["resident_bytes"] = s.resident_bytes;
-    memory["cache_bytes"] = s.cache_bytes;
     py::dict out;
     out["total"] = to_dict(s.total);
     out["layers"] = layers;
     out["reader"] = s.reader;
-    out["memory"] = memory;
+    out["memory"] = memory_dict(s);
     out["settings"] = settings_dict(self.model->settings());
     return out;
+}
+
+void set_ram(const PyModel & self, const py::object & ram) {
+    const std::string value = py::str(ram);
+    Status status;
+    {
+        py::gil_scoped_release release;
+        status = self.model->set_ram(value);
+    }
+    raise_if_failed(status);
 }
 
 void check_call(const PyModel & self, const Floats & x) {
@@ -185,11 +210,21 @@ void init_model(py::module_ & m) {
         .def("scores", &scores, py::arg("layer"), py::arg("x"), py::arg("threads") = 1,
              "What selects a layer's neurons: float32 (n_tokens, n_ff), in gate mode the deciding matrix's output, in "
              "predictor mode the predictor's scores; no columns in mode all.")
-        .def("stats", &stats, "Counters since the start or the last reset, per layer and in total.")
+        .def("stats", &stats,
+             "Counters since the start or the last reset, per layer and in total; memory as it is now.")
+        .def(
+            "set_ram", &set_ram, py::arg("ram"),
+            "Another RAM limit from now on, as the setting ram takes it: the neuron cache shrinks or grows between two "
+            "FFN calls, and what the model computes stays the same. From any thread, while others run. Raises "
+            "RamTooSmallError, and changes nothing, below what the model needs.")
+        .def(
+            "check_ram", [](const PyModel & s) { raise_if_failed(s.model->check_ram()); },
+            "Raises RamTooSmallError if the RAM limit is below what the model and its contexts need.")
         .def(
             "reset_stats", [](const PyModel & s) { s.model->reset_stats(); }, py::call_guard<py::gil_scoped_release>());
     m.def("open_model", &open_model, py::arg("path"),
-          "Opens a flash-GGUF without llama.cpp. Keywords: ram, window, policy, reader, depth, prefill, threshold, "
+          "Opens a flash-GGUF without llama.cpp. Keywords: ram, watch, window, policy, reader, depth, prefill, "
+          "threshold, "
           "predictor_threshold, activation, faults; values as in the flash_ffn.* settings. None leaves the default.");
     m.def("attached", &attached_model, py::arg("owner"), "The engine inside the llama_model at this address, or None.");
     m.def("raise_last_error", &raise_last_error, py::arg("owner"),

@@ -38,7 +38,11 @@ struct flash_model : gguf_flash_model {
     // Makes the tensors that llama.cpp does not know: predictors, the gates of fused files.
     void make_own_tensors(bool no_alloc);
 
+    // Bytes of these tensors.
+    uint64_t own_bytes() const;
+
     const llama_model * owner;
+    uint64_t vocabulary_bytes = 0; // of the tokenizer's tables, about
     std::shared_ptr<gguf_flash::Model> engine;
     bool activation_chosen;                  // by the model or the user, not by the converter's table
     std::vector<flash_predictor> predictors; // one per bundled layer, or none
@@ -64,6 +68,9 @@ private:
 
 // From now on a child that this process forks may compute, too (fork.cpp).
 void make_forks_safe();
+
+// The flash model that a llama_model has, null for others.
+flash_model * flash_model_by(const llama_model * owner);
 
 // The flash model a virtual tensor belongs to, null for every other tensor. In an allocated graph a
 // view of one belongs to it, too.

@@ -9,6 +9,9 @@
 //   llama_model_gemma3n::graph           gguf_flash_build_topk_ffn
 //   llama_context::graph_compute         gguf_flash_compute
 //   llama_model_save_to_file             gguf_flash_refuse_save
+//   llama_init_from_model                gguf_flash_new_context
+//   llama_free                           gguf_flash_old_context
+//   llama_context::output_reserve        gguf_flash_refuse_outputs
 //
 // For a file that is not a flash-GGUF and names no activation of its own, and for every file when
 // GGUF_FLASH_DISABLE=1, each hook does nothing: the first returns null, which makes the others step aside.
@@ -20,9 +23,16 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <mutex>
 #include <string>
 
-struct gguf_flash_model; // what the hooks keep for one llama_model
+namespace gguf_flash {
+class Model;
+}
+struct gguf_flash_model;  // what the hooks keep for one llama_model
+struct gguf_flash_charge; // and for one llama_context
+struct llama_context;
+struct llama_context_params;
 struct llama_layer;
 struct llama_model;
 struct llama_model_loader;
@@ -85,3 +95,39 @@ ggml_status gguf_flash_compute(ggml_backend_sched_t sched, ggml_cgraph * gf);
 
 // True, with an error in the log, if the model's FFN weights are not in memory to be saved.
 bool gguf_flash_refuse_save(const llama_model * model);
+
+// Stands where a context is made, so that KV cache and buffers come out of the RAM limit. Before the first
+// one of a model is there, what it will take is counted and the neuron cache gets the rest; for another one
+// the cache shrinks to its least until it is known. Both throw std::runtime_error if the limit is too
+// small; made() frees the context then.
+class gguf_flash_new_context {
+public:
+    gguf_flash_new_context(llama_model & model, const llama_context_params & params);
+    ~gguf_flash_new_context();
+    gguf_flash_new_context(const gguf_flash_new_context &) = delete;
+    gguf_flash_new_context & operator=(const gguf_flash_new_context &) = delete;
+    void made(llama_context * ctx);
+
+private:
+    llama_model & model_;
+    const llama_context_params & params_;
+    std::shared_ptr<gguf_flash::Model> engine_; // null for other models
+    std::unique_lock<std::mutex> alone_;        // contexts of a model are made one after the other
+    bool pending_ = false;
+};
+
+// Stands where a context is freed, and afterwards gives what it took back to the neuron cache.
+class gguf_flash_old_context {
+public:
+    explicit gguf_flash_old_context(const llama_context * ctx);
+    ~gguf_flash_old_context();
+    gguf_flash_old_context(const gguf_flash_old_context &) = delete;
+    gguf_flash_old_context & operator=(const gguf_flash_old_context &) = delete;
+
+private:
+    std::shared_ptr<gguf_flash_charge> charge_; // null for other models'
+};
+
+// Before llama.cpp takes more bytes for logits than the context was charged for: shrinks the neuron cache by
+// the difference. True, with an error in the log, if the RAM limit has no room for them.
+bool gguf_flash_refuse_outputs(const llama_context * ctx, size_t bytes);

@@ -133,6 +133,18 @@ bool activation_was_chosen(const llama_model_loader & ml) {
            string_of(ml, "flash_ffn.activation.source") == "asked";
 }
 
+// Bytes of the tokenizer's tables, about: from what vocabularies of 32,000 to 262,144 tokens took, of both
+// kinds. The strings' nodes take most of it.
+uint64_t vocabulary_bytes(const llama_model_loader & ml) {
+    uint64_t entries = 0;
+    for (const char * key : { "tokenizer.ggml.tokens", "tokenizer.ggml.merges" }) {
+        const int64_t id = gguf_find_key(ml.metadata, key);
+        entries +=
+            id >= 0 && gguf_get_kv_type(ml.metadata, id) == GGUF_TYPE_ARRAY ? gguf_get_arr_n(ml.metadata, id) : 0;
+    }
+    return 160 * entries;
+}
+
 std::shared_mutex registry_mutex;
 std::vector<flash_model *> registry;
 std::vector<ggml_backend_buffer_t> registry_buffers; // of the same index
@@ -161,18 +173,23 @@ gguf_flash_model_ptr gguf_flash_open(llama_model_loader & ml, const llama_model 
     refuse_own_ffn(model.arch, string_of(ml, "flash_ffn.select"));
     std::string label;
     const std::vector<std::string> paths = open_paths(ml, label);
-    auto engine = gguf_flash::Model::open(paths, label, settings, !ml.no_alloc);
+    const auto opening = ml.no_alloc ? gguf_flash::Opening::sizes : gguf_flash::Opening::contexts;
+    auto engine = gguf_flash::Model::open(paths, label, settings, opening);
     or_refuse(engine.status());
+    const gguf_flash::Layout & layout = engine.value()->layout();
+    const uint64_t vocabulary = vocabulary_bytes(ml);
+    or_refuse(engine.value()->set_host_memory(0, vocabulary));
     make_forks_safe();
-    take_tensors(ml, engine.value()->layout());
+    take_tensors(ml, layout);
     ml.use_mmap = false;
     const bool chosen = settings.activation != gguf_flash::Activation::from_graph || activation_was_chosen(ml);
     const gguf_flash::Stats stats = engine.value()->stats();
     LLAMA_LOG_INFO(
-        "load_tensors: flash-GGUF %s, reader %s, %.1f MiB resident, %.1f MiB neuron cache, %.1f MiB on flash\n",
+        "load_tensors: flash-GGUF %s, reader %s, %.1f MiB resident, %.1f MiB on flash, %.1f MiB of RAM in all\n",
         label.c_str(), stats.reader.c_str(), double(stats.resident_bytes) / (1 << 20),
-        double(stats.cache_bytes) / (1 << 20), double(engine.value()->layout().bundle_bytes()) / (1 << 20));
+        double(layout.bundle_bytes()) / (1 << 20), double(stats.ram_bytes) / (1 << 20));
     auto flash = std::make_unique<flash_model>(model, engine.value(), chosen);
+    flash->vocabulary_bytes = vocabulary;
     flash->make_own_tensors(ml.no_alloc);
     return gguf_flash_model_ptr(flash.release());
 }
@@ -324,6 +341,22 @@ void flash_model::reserve_own_tensors(bool no_alloc) {
          t = ggml_get_next_tensor(own_ctx.get(), t)) {
         t->buffer = own_buffer.get();
     }
+}
+
+uint64_t flash_model::own_bytes() const {
+    uint64_t bytes = 0;
+    ggml_tensor * t = own_ctx == nullptr ? nullptr : ggml_get_first_tensor(own_ctx.get());
+    for (; t != nullptr; t = ggml_get_next_tensor(own_ctx.get(), t)) {
+        bytes += ggml_nbytes(t);
+    }
+    return bytes;
+}
+
+flash_model * flash_model_by(const llama_model * owner) {
+    std::shared_lock<std::shared_mutex> lock(registry_mutex);
+    const auto at =
+        std::find_if(registry.begin(), registry.end(), [&](const flash_model * m) { return m->owner == owner; });
+    return at == registry.end() ? nullptr : *at;
 }
 
 static flash_model * owner_locked(const ggml_tensor * tensor) {

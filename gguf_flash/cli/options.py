@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from gguf_flash.errors import ArgumentError
-from gguf_flash.settings import LOOKAHEADS, POLICIES, PREFILLS, READERS, Settings
+from gguf_flash.settings import LOOKAHEADS, POLICIES, PREFILLS, READERS, WATCHES, Settings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -43,13 +43,20 @@ def read_text(path: Path) -> str:
         ) from e
 
 
-# --ram --window --policy --reader --depth --prefill --lookahead
+# --ram --watch-memory --window --policy --reader --depth --prefill --lookahead
 engine_options = together(
     click.option(
         "--ram",
         metavar="SIZE",
-        help="RAM for all weights: 200MiB, 1.5GB, or 60% of the weights on flash beside the"
-        " resident ones [default: automatic].",
+        help="RAM in all, KV cache and buffers included, beside some 32 MiB for the program itself:"
+        " 200MiB, 1.5GB, or 60% of the weights on flash beside all the rest [default: automatic].",
+    ),
+    click.option(
+        "--watch-memory",
+        "watch",
+        type=click.Choice(WATCHES),
+        help="Give neuron cache back while the system or the cgroup is short of memory, and take it"
+        " again later [default: off].",
     ),
     click.option(
         "--window",
@@ -84,5 +91,5 @@ engine_options = together(
 
 def read_settings(options: dict[str, Any]) -> Settings:
     """Take the engine's options out of a verb's `options`."""
-    names = ("ram", "window", "policy", "reader", "depth", "prefill", "lookahead")
+    names = ("ram", "watch", "window", "policy", "reader", "depth", "prefill", "lookahead")
     return Settings(**{name: options.pop(name) for name in names})

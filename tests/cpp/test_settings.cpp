@@ -79,6 +79,7 @@ TEST_CASE("settings: bad values are refused, named, and change nothing") {
         { "predictor_threshold", { "", "1", "0.99999999", "-0.1", "nan", "0.5,1", "0.5," } },
         { "activation", { "swish" } },
         { "lookahead", { "", "1", "auto" } },
+        { "watch", { "", "yes" } },
         { "gap", { "", "-1", "12KiB", "1048577" } },
         { "faults", { "eio", "eio:0", "boom:3" } },
     };
@@ -98,6 +99,7 @@ TEST_CASE("settings: bad values are refused, named, and change nothing") {
             CHECK(s.depth == fresh.depth);
             CHECK(s.gap == fresh.gap);
             CHECK(s.lookahead == fresh.lookahead);
+            CHECK(s.watch == fresh.watch);
             CHECK((s.threshold == fresh.threshold));
             CHECK((s.predictor_threshold == fresh.predictor_threshold));
             CHECK(s.faults == fresh.faults);

@@ -13,10 +13,12 @@ constexpr size_t listed_slots = 64;  // found by one search that nobody announce
 } // namespace
 
 NeuronCache::NeuronCache(uint32_t n_neurons, uint32_t n_slots, Policy policy, uint32_t window)
-    : n_slots_(n_slots), policy_(policy), window_(window), slot_of_(n_neurons, none), slots_(n_slots) {
-    free_.reserve(n_slots);
+    : n_slots_(n_slots), policy_(policy), window_(window), slot_of_(n_neurons, none) {
+    slots_.reserve(n_neurons); // more slots later must not need memory
+    slots_.resize(n_slots);
+    free_.reserve(n_neurons);
     released_.reserve(n_neurons);
-    worst_.reserve(n_slots);
+    worst_.reserve(n_neurons);
     if (policy == Policy::score) {
         rating_.resize(n_neurons);
     }
@@ -160,6 +162,42 @@ void NeuronCache::end() {
             evict(int32_t(i));
         }
     }
+}
+
+void NeuronCache::resize(uint32_t n_slots, std::vector<SlotMove> & moves) {
+    looking_ahead_ = all_listed_ = false;
+    moves.clear();
+    worst_.clear();
+    if (n_cached() > n_slots) {
+        list_worst(n_cached() - n_slots, false);
+        for (int32_t slot : worst_) {
+            evict(slot);
+        }
+        worst_.clear();
+    }
+    int32_t to = 0;
+    for (uint32_t from = n_slots; from < n_slots_; ++from) {
+        if (slots_[from].used) {
+            for (; slots_[to].used; ++to) {
+            }
+            slots_[to] = slots_[from];
+            slot_of_[slots_[to].neuron] = to;
+            moves.push_back({ int32_t(from), to });
+        }
+    }
+    slots_.resize(n_slots);
+    n_slots_ = n_slots;
+    free_.clear();
+    for (uint32_t i = n_slots; i-- > 0;) {
+        if (!slots_[i].used) {
+            free_.push_back(int32_t(i));
+        }
+    }
+}
+
+uint64_t NeuronCache::bytes(uint32_t n_neurons, Policy policy) {
+    const uint64_t lists = sizeof(Slot) + 4 * sizeof(uint32_t); // slot_of_, free_, released_, worst_
+    return n_neurons * (lists + (policy == Policy::score ? sizeof(float) : 0));
 }
 
 void NeuronCache::evict(int32_t slot) {

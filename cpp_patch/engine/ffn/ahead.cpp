@@ -76,6 +76,14 @@ void Ahead::take(LayerState & state, std::vector<Arrival> & arrived, bool wait) 
     state.arrived.clear();
 }
 
+void Ahead::enlist(const std::vector<std::shared_ptr<File>> & files, const std::vector<iovec> & memory) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    leave_parent();
+    if (reader_ != nullptr) {
+        reader_->enlist(files, memory);
+    }
+}
+
 void Ahead::settle(LayerState & state) {
     std::lock_guard<std::mutex> lock(mutex_);
     leave_parent();

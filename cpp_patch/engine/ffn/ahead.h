@@ -27,6 +27,8 @@ public:
     // Moves what has arrived for the layer to arrived. wait: blocks for a read, of any layer, if
     // nothing has arrived and some are under way.
     void take(LayerState & state, std::vector<Arrival> & arrived, bool wait);
+    // Reader::enlist; nothing may be under way for any layer.
+    void enlist(const std::vector<std::shared_ptr<File>> & files, const std::vector<iovec> & memory);
     // Waits until nothing is under way for the layer, and forgets what arrived. Allocates nothing.
     void settle(LayerState & state);
 

@@ -15,6 +15,10 @@ public:
     Pages & operator=(const Pages &) = delete;
 
     bool allocate(size_t bytes); // in place of what there was, also when it fails
+    // The same in two steps: addresses for at most so many bytes, then as many of them as are in use. Those
+    // that resize() takes go back to the system at once; what stays, stays where it is.
+    bool reserve(size_t most);
+    bool resize(size_t bytes); // changes nothing when it fails; with fewer bytes it never does
     uint8_t * data() const { return data_; }
     size_t bytes() const { return bytes_; }
 
@@ -22,7 +26,7 @@ private:
     void release();
 
     uint8_t * data_ = nullptr;
-    size_t bytes_ = 0;
+    size_t bytes_ = 0, reserved_ = 0;
 };
 
 // The Status of whatever ran out of memory.
@@ -134,7 +138,9 @@ class Session {
 public:
     explicit Session(std::unique_ptr<Reader> r) : reader(std::move(r)) {}
 
-    std::shared_ptr<void> enlisted;    // counts it among those that have the slots registered
+    std::shared_ptr<void> enlisted;    // counts it among those that may have the slots registered
+    bool enlists = false;              // it may
+    uint64_t known = 0;                // Model::generation() of the slots that its reader knows
     const int pid = getpid();          // a fork's child must not use its parent's ring or threads
     std::vector<uint8_t> xq[2];        // x in the dot product's type: for gate rows, for up rows
     std::vector<uint32_t> last;        // per neuron: 0, or 1 + the last token that selects it

@@ -1,8 +1,10 @@
 #include "memory.h"
 
+#include "gguf_flash/round.h"
 #include "layer_state.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -47,12 +49,13 @@ uint64_t file_cache_of(const std::string & folder, const std::string & prefix) {
 }
 
 // Free bytes under the limit of one cgroup folder and of all above it.
-uint64_t cgroup_available(const std::string & root, std::string path, const char * limit, const char * usage,
-                          const char * stat_prefix) {
+uint64_t cgroup_available(const std::string & root, std::string path, const char * limit, const char * soft,
+                          const char * usage, const char * stat_prefix) {
     uint64_t least = unlimited;
     for (;;) {
         const std::string folder = root + path;
-        const uint64_t max = number_in(folder + "/" + limit);
+        const uint64_t high = number_in(folder + "/" + soft); // from where on the kernel slows us down
+        const uint64_t max = std::min(high, number_in(folder + "/" + limit));
         uint64_t now = number_in(folder + "/" + usage);
         if (max != unlimited && now != unlimited) {
             now -= std::min(now, file_cache_of(folder, stat_prefix));
@@ -78,9 +81,10 @@ uint64_t available_memory() {
         }
         const std::string controllers = "," + line.substr(a + 1, b - a - 1) + ",", path = line.substr(b + 1);
         if (controllers == ",,") {
-            least = std::min(least, cgroup_available("/sys/fs/cgroup", path, "memory.max", "memory.current", ""));
+            least = std::min(
+                least, cgroup_available("/sys/fs/cgroup", path, "memory.max", "memory.high", "memory.current", ""));
         } else if (controllers.find(",memory,") != std::string::npos) {
-            least = std::min(least, cgroup_available("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes",
+            least = std::min(least, cgroup_available("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "",
                                                      "memory.usage_in_bytes", "total_"));
         }
     }
@@ -88,32 +92,51 @@ uint64_t available_memory() {
 }
 
 bool Pages::allocate(size_t bytes) {
+    return reserve(bytes) && resize(bytes);
+}
+
+bool Pages::reserve(size_t most) {
     release();
-    void * p = bytes == 0 ? nullptr : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void * p = most == 0 ? nullptr : mmap(nullptr, most, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) {
         return false;
     }
-#ifdef MADV_HUGEPAGE
-    // Fewer entries for the processor to look up, and fewer pages to pin for a direct read. Pages are
-    // only used whole inside the mapping, so the budget holds; a refusal changes nothing.
-    madvise(p, bytes, MADV_HUGEPAGE);
-#endif
 #ifdef MADV_WIPEONFORK
     // Pages that are pinned for direct reads are copied by a fork, all at once: a child begins with empty ones.
     // A kernel that refuses copies, and the child is none the wiser.
-    madvise(p, bytes, MADV_WIPEONFORK);
+    madvise(p, most, MADV_WIPEONFORK);
 #endif
     data_ = static_cast<uint8_t *>(p);
+    reserved_ = most;
+    return true;
+}
+
+bool Pages::resize(size_t bytes) {
+    const size_t page = size_t(sysconf(_SC_PAGESIZE));
+    const size_t now = round_up(bytes_, page), next = round_up(bytes, page);
+    if (next > now) {
+        if (mprotect(data_ + now, next - now, PROT_READ | PROT_WRITE) != 0) {
+            return false;
+        }
+#ifdef MADV_HUGEPAGE
+        // Fewer entries for the processor to look up, and fewer pages to pin for a direct read. Huge pages
+        // only lie whole inside what is in use, so the budget holds; a refusal changes nothing.
+        madvise(data_ + now, next - now, MADV_HUGEPAGE);
+#endif
+    } else if (next < now) {
+        madvise(data_ + next, now - next, MADV_DONTNEED);
+        mprotect(data_ + next, now - next, PROT_NONE);
+    }
     bytes_ = bytes;
     return true;
 }
 
 void Pages::release() {
     if (data_ != nullptr) {
-        munmap(data_, bytes_);
+        munmap(data_, reserved_);
     }
     data_ = nullptr;
-    bytes_ = 0;
+    bytes_ = reserved_ = 0;
 }
 
 } // namespace gguf_flash

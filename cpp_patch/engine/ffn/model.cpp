@@ -2,11 +2,10 @@
 
 #include "gguf_flash/round.h"
 #include "layer_state.h"
-#include "memory.h"
-#include "share.h"
+#include "watch.h"
 
 #include <algorithm>
-#include <map>
+#include <cstdio>
 #include <new>
 #include <utility>
 
@@ -18,9 +17,6 @@ namespace {
 constexpr size_t kept_sessions = 2;
 
 constexpr int ahead_depth = 512; // a layer of misses: nobody hands on the next while attention computes
-
-// What an automatic budget leaves to the KV cache, the compute buffers and everybody else.
-constexpr double automatic_share = 0.75;
 
 std::string mib(uint64_t bytes) {
     char text[32];
@@ -96,6 +92,7 @@ Model::Model() {
 }
 
 Model::~Model() {
+    watcher_.reset(); // before what it watches goes
     for (std::unique_ptr<Session> & session : sessions_) {
         if (session->pid != getpid()) {
             session.release(); // as in borrow(): in a fork's child there are no threads to join
@@ -104,19 +101,20 @@ Model::~Model() {
 }
 
 Result<std::shared_ptr<Model>> Model::open(const std::vector<std::string> & paths, const std::string & label,
-                                           const Settings & settings, bool with_cache) {
+                                           const Settings & settings, Opening opening) {
     try {
-        return load(paths, label, settings, with_cache);
+        return load(paths, label, settings, opening);
     } catch (const std::bad_alloc &) {
         return without_memory("open", label);
     }
 }
 
 Result<std::shared_ptr<Model>> Model::load(const std::vector<std::string> & paths, const std::string & label,
-                                           const Settings & settings, bool with_cache) {
+                                           const Settings & settings, Opening opening) {
     std::shared_ptr<Model> model(new Model());
     model->label_ = label;
     model->settings_ = settings;
+    model->opening_ = opening;
     Result<Layout> layout = read_layout(paths, label);
     if (!layout.ok()) {
         return layout.status();
@@ -130,7 +128,7 @@ Result<std::shared_ptr<Model>> Model::load(const std::vector<std::string> & path
                                           "' have no gate; set another flash_ffn.activation");
     }
     Status status = model->override_thresholds();
-    status = status.ok() && with_cache ? model->prepare() : status;
+    status = status.ok() ? model->prepare() : status;
     if (!status.ok()) {
         return status;
     }
@@ -155,7 +153,7 @@ Status Model::override_thresholds() {
     return {};
 }
 
-Status Model::prepare() {
+Status Model::open_files() {
     for (size_t i = 0; i < layout_.files.size(); ++i) {
         Result<std::shared_ptr<File>> file = File::open(layout_.files[i], layout_.labels[i]);
         if (!file.ok()) {
@@ -167,6 +165,21 @@ Status Model::prepare() {
             return same;
         }
     }
+    for (const LayerLayout & l : layout_.layers) {
+        const uint64_t align = files_[l.file]->align();
+        slot_bytes_.push_back(LayerState::slot_bytes_for(l, align));
+        stream_piece_ =
+            std::max(stream_piece_, round_up(stream_chunk_bytes(l) + 2 * align, std::max<uint64_t>(align, 4096)));
+    }
+    return {};
+}
+
+Status Model::prepare() {
+    Status status = open_files();
+    if (!status.ok()) {
+        return status;
+    }
+    weights_ = layout_.resident_bytes();
     if (!settings_.faults.empty()) {
         Result<std::shared_ptr<FaultPlan>> plan = FaultPlan::parse(settings_.faults);
         if (!plan.ok()) {
@@ -174,8 +187,8 @@ Status Model::prepare() {
         }
         faults_ = plan.value();
     }
-    const Status status = allocate();
-    if (!status.ok()) {
+    status = allocate();
+    if (!status.ok() || opening_ == Opening::sizes) {
         return status;
     }
     Result<std::unique_ptr<Session>> first = borrow(); // fails here rather than at the first token
@@ -184,85 +197,59 @@ Status Model::prepare() {
     }
     reader_name_ = std::string(first.value()->reader->name()) + (files_[0]->direct() ? ", direct" : ", buffered");
     give_back(std::move(first.value()));
-    return prepare_ahead();
-}
-
-// Decides ram_bytes_, and the bytes of it that are left for caches beyond the least.
-Status Model::resolve_budget(uint64_t & spare) {
-    const uint64_t resident = layout_.resident_bytes();
-    uint64_t cache_least = 0, cache_most = 0;
-    for (size_t i = 0; i < layout_.layers.size(); ++i) {
-        const LayerLayout & l = layout_.layers[i];
-        const uint64_t align = files_[l.file]->align(), slot = slot_bytes(i);
-        cache_least += slot * std::min(l.n_ff, least_slots);
-        cache_most += slot * l.n_ff;
-        stream_piece_ =
-            std::max(stream_piece_, round_up(stream_chunk_bytes(l) + 2 * align, std::max<uint64_t>(align, 4096)));
+    status = prepare_ahead();
+    if (status.ok() && opening_ == Opening::alone) {
+        enlist_all(true);
     }
-    const uint64_t fixed = resident + stream_buffers * stream_piece_;
-    const uint64_t least = fixed + cache_least;
-    if (settings_.ram_bytes != 0) {
-        ram_bytes_ = settings_.ram_bytes;
-    } else if (settings_.ram_share > 0) {
-        ram_bytes_ = std::max(least, fixed + uint64_t(settings_.ram_share * double(cache_most)));
-    } else {
-        ram_bytes_ = std::min(fixed + cache_most, uint64_t(automatic_share * double(available_memory())));
+    if (status.ok() && settings_.watch) {
+        watcher_ = std::make_unique<Watcher>(*this);
     }
-    if (ram_bytes_ < least) {
-        return { Code::ram_too_small, "cannot run '" + label_ + "' in " + mib(ram_bytes_) +
-                                          " of RAM: its resident weights take " + mib(resident) +
-                                          " and the smallest neuron cache " + mib(least - resident) +
-                                          "; give at least " + std::to_string((least >> 20) + 1) + "MiB" };
-    }
-    spare = ram_bytes_ - least;
-    return {};
-}
-
-uint64_t Model::slot_bytes(size_t index) const {
-    const LayerLayout & l = layout_.layers[index];
-    return LayerState::slot_bytes_for(l, files_[l.file]->align());
+    return status;
 }
 
 Status Model::allocate() {
-    uint64_t spare = 0;
-    const Status status = resolve_budget(spare);
-    if (!status.ok()) {
-        return status;
+    std::lock_guard<std::mutex> lock(budget_mutex_);
+    choose(settings_);
+    const MemoryParts parts = needs();
+    ram_bytes_ = wanted(parts);
+    if (opening_ == Opening::alone && ram_bytes_ < parts.floor()) { // else the hooks say first what is theirs
+        return too_small(parts, ram_bytes_);
     }
-    cache_bytes_ = stream_buffers * stream_piece_;
     trash_ = std::make_unique<Pages>();
     if (!trash_->allocate(settings_.gap)) {
         return without_memory("reserve " + mib(settings_.gap) + " for flash_ffn.gap of '" + label_ + "'");
     }
-    std::vector<uint64_t> sizes;
-    for (size_t i = 0; i < layout_.layers.size(); ++i) {
-        sizes.push_back(slot_bytes(i));
-    }
-    const std::vector<uint32_t> slots = share_slots(layout_.layers, sizes, spare);
+    const std::vector<uint32_t> slots = slots_for(opening_ == Opening::alone ? ram_bytes_ - parts.floor() : 0);
     for (size_t i = 0; i < slots.size(); ++i) {
-        const LayerLayout & l = layout_.layers[i];
-        const uint64_t slot = slot_bytes(i);
-        const uint32_t n = slots[i];
-        layers_.emplace_back(new LayerState(l, *files_[l.file], n, settings_));
-        layers_.back()->trash = trash_->data();
-        if (!layers_.back()->slots.allocate(n * slot)) {
-            return without_memory("reserve " + mib(n * slot) + " for the neuron cache of layer " +
-                                  std::to_string(l.layer) + " of '" + label_ + "'");
+        const Status status = allocate(i, opening_ == Opening::sizes ? 0 : slots[i]);
+        if (!status.ok()) {
+            return status;
         }
-        cache_bytes_ += n * slot;
-        if (l.has_codes()) {
-            const TensorPlace & place = *layout_.tensor(down_scale_name(l.layer)); // R25 proved it is there
-            const Status read = read_tensor(layout_, place, layers_.back()->down_scale);
-            if (!read.ok()) {
-                return read;
-            }
-        }
-        const Status read = read_thresholds(layout_, l, label_, layers_.back()->thresholds);
+    }
+    return {};
+}
+
+// A layer's state, with so many slots and room for all its neurons.
+Status Model::allocate(size_t index, uint32_t n_slots) {
+    const LayerLayout & l = layout_.layers[index];
+    layers_.emplace_back(new LayerState(l, *files_[l.file], n_slots, settings_));
+    LayerState & state = *layers_.back();
+    state.trash = trash_->data();
+    if (opening_ == Opening::sizes) {
+        return {};
+    }
+    if (!state.slots.reserve(l.n_ff * state.slot_bytes) || !state.slots.resize(n_slots * state.slot_bytes)) {
+        return without_memory("reserve " + mib(n_slots * state.slot_bytes) + " for the neuron cache of layer " +
+                              std::to_string(l.layer) + " of '" + label_ + "'");
+    }
+    if (l.has_codes()) {
+        const TensorPlace & place = *layout_.tensor(down_scale_name(l.layer)); // R25 proved it is there
+        const Status read = read_tensor(layout_, place, state.down_scale);
         if (!read.ok()) {
             return read;
         }
     }
-    return {};
+    return read_thresholds(layout_, l, label_, state.thresholds);
 }
 
 // Reads ahead need more in flight than a call's own: nobody hands on the next while attention computes.
@@ -276,17 +263,8 @@ Status Model::prepare_ahead() {
     if (!reader.ok()) {
         return reader.status();
     }
-    enlist(*reader.value());
     ahead_ = std::make_unique<Ahead>(std::move(reader.value()));
     return {};
-}
-
-void Model::enlist(Reader & reader) const {
-    std::vector<iovec> memory;
-    for (const std::unique_ptr<LayerState> & layer : layers_) {
-        memory.push_back({ layer->slots.data(), layer->slots.bytes() });
-    }
-    reader.enlist(files_, memory);
 }
 
 Status Model::check_files() const {
@@ -307,18 +285,23 @@ int Model::index_of(uint32_t layer) const {
 Stats Model::stats() const {
     Stats out;
     out.reader = reader_name_;
-    out.ram_bytes = ram_bytes_;
+    {
+        std::lock_guard<std::mutex> lock(budget_mutex_);
+        out.ram_bytes = ram_bytes_;
+        out.memory = needs();
+    }
     out.resident_bytes = layout_.resident_bytes();
-    out.cache_bytes = cache_bytes_;
     uint64_t tokens = 0;
     for (const std::unique_ptr<LayerState> & state : layers_) {
         std::lock_guard<std::mutex> lock(state->lock);
         out.layers.push_back(
             { state->layout.layer, state->layout.n_ff, state->cache.n_slots(), state->slot_bytes, state->counters });
         out.total.add(state->counters);
+        out.memory.cache += state->slots.bytes();
         tokens = std::max(tokens, state->counters.tokens);
     }
     out.total.tokens = tokens;
+    out.cache_bytes = out.memory.engine + out.memory.cache;
     return out;
 }
 
@@ -357,11 +340,8 @@ Result<std::unique_ptr<Session>> Model::borrow() {
     }
     std::unique_ptr<Session> session(new Session(std::move(reader.value())));
     // A session beyond those that are kept serves one call: registering would cost more than it saves.
-    const bool first = enlisted_.fetch_add(1) < kept_sessions;
+    session->enlists = enlisted_.fetch_add(1) < kept_sessions;
     session->enlisted = std::shared_ptr<void>(nullptr, [this](void *) { --enlisted_; });
-    if (first) {
-        enlist(*session->reader);
-    }
     return session;
 }
 

@@ -171,6 +171,7 @@ void FfnRun::begin() {
         state_.pid = getpid();
     }
     Session & s = session();
+    op_.model_->renew(s);
     s.failed.store(false);
     s.not_a_number.store(false);
     s.last.assign(state_.layout.n_ff, 0);

@@ -104,11 +104,11 @@ Status set_choice(Settings & s, const std::string & name, const std::string & va
             return bad(name, "budget, window or score", value);
         }
         s.policy = value == "budget" ? Policy::budget : value == "window" ? Policy::window : Policy::score;
-    } else if (name == "lookahead") {
+    } else if (name == "lookahead" || name == "watch") {
         if (value != "on" && value != "off") {
             return bad(name, "on or off", value);
         }
-        s.lookahead = value == "on";
+        (name == "watch" ? s.watch : s.lookahead) = value == "on";
     } else {
         if (value != "auto" && value != "select" && value != "stream") {
             return bad(name, "auto, select or stream", value);
@@ -128,9 +128,10 @@ template <typename T> Status assign(Result<T> parsed, T & to) {
 } // namespace
 
 const std::vector<std::string> & Settings::names() {
-    static const std::vector<std::string> all = { "ram",        "window",    "policy",    "reader",
-                                                  "depth",      "prefill",   "threshold", "predictor_threshold",
-                                                  "activation", "lookahead", "gap",       "faults" };
+    static const std::vector<std::string> all = {
+        "ram",        "watch",     "window", "policy", "reader", "depth", "prefill", "threshold", "predictor_threshold",
+        "activation", "lookahead", "gap",    "faults"
+    };
     return all;
 }
 
@@ -147,7 +148,7 @@ Status Settings::set(const std::string & name, const std::string & value) {
     if (name == "gap") {
         return set_integer(name, value, 0, 1 << 20, gap);
     }
-    if (name == "policy" || name == "prefill" || name == "lookahead") {
+    if (name == "policy" || name == "prefill" || name == "lookahead" || name == "watch") {
         return set_choice(*this, name, value);
     }
     if (name == "reader") {

@@ -91,11 +91,15 @@ public:
     // Saves the kernel looking up pages and files for each read: a third of a read's processor time. Where it
     // refuses (RLIMIT_MEMLOCK, old kernels), all works as before.
     void enlist(const std::vector<std::shared_ptr<File>> & files, const std::vector<iovec> & memory) override {
+        if (!buffers_.empty()) {
+            buffers_.clear();
+            syscall(__NR_io_uring_register, fd_, IORING_UNREGISTER_BUFFERS, nullptr, 0);
+        }
         std::vector<int> fds;
         for (const std::shared_ptr<File> & file : files) {
             fds.push_back(file->fd());
         }
-        if (!fds.empty() && register_with(IORING_REGISTER_FILES, fds.data(), fds.size())) {
+        if (files_.empty() && !fds.empty() && register_with(IORING_REGISTER_FILES, fds.data(), fds.size())) {
             files_ = files;
         }
         for (const iovec & piece : memory) { // a buffer is at most so long

@@ -8,6 +8,7 @@
 //     begin(n_tokens); touch() every hit; acquire() every miss, release() what is computed; end().
 // Between ticks, for what the next one will probably select:
 //     begin_ahead(); keep() what is cached; acquire_ahead() the rest; unpin() each when it has arrived.
+// Between ticks and looks ahead, with nothing pinned: resize().
 #pragma once
 
 #include <cstddef>
@@ -26,6 +27,11 @@ enum class Policy {
 struct Selected {
     uint32_t neuron;
     uint32_t token;
+};
+
+// A neuron changed its slot: what lies in from belongs to to.
+struct SlotMove {
+    int32_t from, to;
 };
 
 class NeuronCache {
@@ -85,6 +91,11 @@ public:
     uint32_t n_pinned() const { return n_pinned_; }
     // Applies the window.
     void end();
+    // From now on n_slots. If that is too few for what is cached, the neurons that would be evicted first
+    // leave, and those in slots that go change to others: moves, whose room for n_slots() is the caller's.
+    void resize(uint32_t n_slots, std::vector<SlotMove> & moves);
+    // Bytes of the lists of a cache, whatever its slots.
+    static uint64_t bytes(uint32_t n_neurons, Policy policy);
 
 private:
     struct Slot {

@@ -107,7 +107,8 @@ public:
     virtual ~Reader() = default;
     virtual const char * name() const = 0;
     // Files that will be read and memory that will be read into, alive as long as the reader: what lies
-    // in them may take a shorter way. Pins the memory. Call once, with nothing in flight.
+    // in them may take a shorter way. Pins the memory, and lets go what was enlisted before. Call it with
+    // nothing in flight. Memory that is given back to the system or moved must not stay enlisted.
     virtual void enlist(const std::vector<std::shared_ptr<File>> &, const std::vector<iovec> &) {}
     // Queues an operation; at most depth are with the device at once, the rest wait inside. Neither this nor
     // what follows asks for memory: errors are handled where there is none.
