@@ -13,6 +13,7 @@ from gguf_flash.bench.environment import environment
 from gguf_flash.bench.make_model import planted_label
 from gguf_flash.errors import ArgumentError
 from gguf_flash.format.reader import read_layout, read_set, set_tensors
+from gguf_flash.memory import memory_needs
 from gguf_flash.session import default_threads
 from gguf_flash.sizes import format_size, parse_size
 
@@ -23,7 +24,6 @@ STOCK_ARMS = ("mmap", "ram")  # of unpatched llama.cpp; all others are ours
 Settings = Mapping[str, int | str | None]  # as gguf_flash.settings has them
 
 _SMALLEST = "1%"  # of the bundles: what the engine can just work with
-_HARDLY_ANY = "0.0001%"  # of the bundles: less than the engine's least, which it then takes
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,8 @@ class Pair:
 
 
 def _least_bytes(flash: Path) -> int:
-    """RAM for weights below which the engine refuses `flash`: what it makes of hardly any cache."""
-    from gguf_flash import _core
-
-    engine = _core.open_model(str(flash), ram=_HARDLY_ANY)
-    return int(engine.stats()["memory"]["ram_bytes"])
+    """RAM below which `flash` does not run with a context of 512 tokens."""
+    return int(memory_needs(flash)["memory"]["floor_bytes"])
 
 
 def whole_mib(nbytes: int) -> str:

@@ -35,8 +35,16 @@ def _share(context: click.Context, parameter: click.Parameter, value: str | None
 @model_argument
 @click.option(
     "--ram", "rams", multiple=True, metavar="SIZE",
-    help="RAM for all weights, as of run: 4GiB, or 60% of the weights on flash beside the resident"
-    " ones; or ten steps, 35%..80% or 4GiB..8GiB; several times [default: 10%..100%].",
+    help="RAM in all, as of run: 4GiB, or 60% of the weights on flash beside all the rest; or ten"
+    " steps, 35%..80% or 4GiB..8GiB; several times [default: 10%..100%].",
+)  # fmt: skip
+@click.option(
+    "--ctx", type=click.IntRange(1, 1 << 24), default=512, show_default=True,
+    help="Tokens of the context, as of run: its KV cache is part of the RAM.",
+)  # fmt: skip
+@click.option(
+    "--batch", type=click.IntRange(1, 1 << 24), default=512, show_default=True,
+    help="Tokens of the prompt that are read together: run takes all of them up to 512.",
 )  # fmt: skip
 @click.option(
     "--profile",
@@ -59,10 +67,11 @@ def _share(context: click.Context, parameter: click.Parameter, value: str | None
 @threads_option
 @json_option
 def command(
-    model: str, rams: tuple[str, ...], profile: Path | None, selected: float | None, tokens: int,
-    check: int | None, prompt: str, threads: int | None, as_json: bool,
+    model: str, rams: tuple[str, ...], ctx: int, batch: int, profile: Path | None,
+    selected: float | None, tokens: int, check: int | None, prompt: str,
+    threads: int | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Predict how fast MODEL, a flash-GGUF, decodes with so much RAM for weights.
+    """Predict how fast MODEL, a flash-GGUF, decodes with so much RAM.
 
     From the miss curves that calibrate stored in the file and the speed of disk and memory: tokens
     per second in the long run, hits, bytes and requests per token, how the RAM is best shared
@@ -78,6 +87,7 @@ def command(
       gguf-flash plan model.flash.gguf --ram 35%..80% --profile disk.json --json
       gguf-flash plan model.flash.gguf --ram 60% --check 64
     """
+    from gguf_flash.memory import ContextSize
     from gguf_flash.plan.check import check as run_check
     from gguf_flash.plan.cost import LOOKING_AHEAD, Costs
     from gguf_flash.plan.curves import curves_of
@@ -87,7 +97,7 @@ def command(
     from gguf_flash.session import default_threads
 
     wanted = expand_rams(rams or ("10%..100%",))
-    facts = Facts.read(model)
+    facts = Facts.read(model, ContextSize(ctx, batch, threads=threads))
     for ram in wanted:
         ram_setting(ram)  # refuses what is no size before anything is measured
     if profile is not None:
@@ -145,8 +155,12 @@ def _heading(report: dict[str, Any]) -> list[str]:
         f"device: {device['source']}, {device['reader']},"
         f" {device['sequential'] / 1e6:.0f} MB/s in sequence,"
         f" memory {device['memory'] / 1e9:.1f} GB/s",
-        f"least RAM: {report['floor_bytes']} bytes ({format_size(report['floor_bytes'])});"
-        f" all in RAM, dense: {format_size(report['dense_bytes'])},"
+        f"least RAM: {report['floor_bytes']} bytes ({format_size(report['floor_bytes'])}: "
+        + ", ".join(
+            f"{k.removesuffix('_bytes').replace('_', ' ')} {format_size(v)}"
+            for k, v in report["floor_parts"].items()
+        )
+        + f"); all in RAM, dense: {format_size(report['dense_bytes'])},"
         f" about {report['dense_tokens_per_s']:.3g} tokens/s",
         f"reading bundle by bundle pays up to {100 * report['break_even_share']:.2g} % of a layer",
     ]

@@ -28,8 +28,12 @@ def check(
     from gguf_flash.bench.arms import Arm, Work, run_arm
 
     path = str(planner.facts.layout.path)
-    settings = {"ram": ram_bytes}
-    slots = [int(x["slots"]) for x in _core.open_model(path, ram=str(ram_bytes)).stats()["layers"]]
+    # The cache of this RAM with the plan's context; that of the run may be of another size.
+    share = f"{100 * (ram_bytes - planner.facts.fixed) / planner.facts.all_slots:.6f}%"
+    settings = {
+        "ram": share if ram_bytes < planner.facts.fixed + planner.facts.all_slots else "100%"
+    }
+    slots = [int(x["slots"]) for x in _core.open_model(path, **settings).stats()["layers"]]
     work = Work(
         path, settings=settings, prompt=prompt, prompt_tokens=_PROMPT, warmup=warmup,
         tokens=tokens, threads=threads, seconds=3600.0,

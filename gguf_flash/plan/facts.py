@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gguf_flash.errors import RamTooSmallError
 from gguf_flash.format.layout import FlashLayout, LayerBundle
 from gguf_flash.format.reader import read_layout
-from gguf_flash.plan.share import LEAST_SLOTS
+from gguf_flash.memory import ContextSize, memory_needs
 from gguf_flash.sizes import format_size, ram_setting
 
 __all__ = ["Facts", "LayerFacts"]
 
-_HARDLY_ANY = "0.0001%"  # of the bundles: less than the engine's least, which it then takes
 # Resident tensors of which a token reads a row or nothing: what only the flash form of a file has.
 _BY_ROW = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")
 _OURS = re.compile(r"blk\.\d+\.ffn_(pred_[ab]\.(weight|bias)|threshold)")
@@ -46,7 +46,8 @@ class LayerFacts:
 class Facts:
     """What a plan takes from the file. All bytes.
 
-    floor: the least RAM for weights that the engine runs with. fixed: of any RAM, what is no slot.
+    floor: the least RAM that a run with this context takes, in all. fixed: of any RAM, what is no
+    slot. needs: the parts of the floor.
     swept: resident bytes that every token reads. dense: about what the dense model of the same
     types takes; dense_swept: what of it every token reads.
     """
@@ -58,19 +59,19 @@ class Facts:
     swept: int
     dense: int
     dense_swept: int
+    needs: Mapping[str, int]
 
     @classmethod
-    def read(cls, path: Path | str) -> Facts:
-        """Opens the model with the smallest cache. Raises what that and reading its header do."""
-        from gguf_flash import _core
-
+    def read(cls, path: Path | str, context: ContextSize | None = None) -> Facts:
+        """Asks llama.cpp and the engine; nothing is loaded. Raises what reading its header does."""
         layout = read_layout(Path(path))
-        stats = _core.open_model(str(path), ram=_HARDLY_ANY).stats()
+        stats = memory_needs(path, context)
+        needs = stats["memory"]
         layers = tuple(
             _layer(layout, i, int(s["slot_bytes"])) for i, s in enumerate(stats["layers"])
         )
-        floor = int(stats["memory"]["ram_bytes"])
-        fixed = floor - sum(x.slot_bytes * min(LEAST_SLOTS, x.n_ff) for x in layers)
+        floor = int(needs["floor_bytes"])
+        fixed = floor - int(needs["least_cache_bytes"])
         resident = {t.name: t.nbytes for t in layout.resident}
         by_row = sum(resident.get(n, 0) for n in _BY_ROW)
         if "output.weight" not in resident:  # the output shares the embeddings' matrix
@@ -79,7 +80,7 @@ class Facts:
         bundles = sum(x.n_ff * (x.row_bytes + x.down_bytes) for x in layers)
         dense = layout.resident_bytes - ours + bundles
         swept = layout.resident_bytes - by_row
-        return cls(layout, layers, floor, fixed, swept, dense, dense - by_row)
+        return cls(layout, layers, floor, fixed, swept, dense, dense - by_row, needs)
 
     @property
     def all_slots(self) -> int:
@@ -102,8 +103,8 @@ class Facts:
         nbytes = int(setting)
         if nbytes < self.floor:
             raise RamTooSmallError(
-                f"cannot run '{self.layout.path}' in {format_size(nbytes)} of RAM: its resident"
-                f" weights and the smallest neuron cache take {self.floor} bytes; give at least"
+                f"cannot run '{self.layout.path}' in {format_size(nbytes)} of RAM: weights, context"
+                f" and the smallest neuron cache need {self.floor} bytes; give at least"
                 f" {-(-self.floor // (1 << 20))}MiB"
             )
         return nbytes

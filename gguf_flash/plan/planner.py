@@ -51,6 +51,13 @@ def _steps(low: str, high: str, text: str) -> list[str]:
     return [f"{v:.4g}%" if percent else str(int(v)) for v in values]
 
 
+# Of the engine's account of its memory, what adds up to the floor.
+_FLOOR_PARTS = (
+    "weights_bytes", "vocabulary_bytes", "engine_bytes", "kv_bytes", "compute_bytes",
+    "context_bytes", "least_cache_bytes",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Planner:
     """Plans for one file on one device."""
@@ -61,7 +68,7 @@ class Planner:
     costs: Costs = field(default_factory=Costs)
 
     def share(self, ram_bytes: int) -> list[int]:
-        """Slots of each layer with so much RAM for weights.
+        """Slots of each layer with so much RAM in all.
 
         By the miss curves; where they were not measured, all layers alike.
         """
@@ -127,6 +134,7 @@ class Planner:
             "select": layout.select,
             "layers": [x.layer for x in facts.layers],
             "floor_bytes": facts.floor,
+            "floor_parts": {k: v for k, v in facts.needs.items() if k in _FLOOR_PARTS},
             "resident_bytes": layout.resident_bytes,
             "swept_bytes": facts.swept,
             "bundle_bytes": layout.bundle_bytes,

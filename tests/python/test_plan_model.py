@@ -13,7 +13,6 @@ import pytest
 from conftest import Cli, SmallOpt
 from test_plan import report
 
-from gguf_flash import _core
 from gguf_flash.bench.measure import random_tokens
 from gguf_flash.bench.shapes import LEAD
 from gguf_flash.calibrate.calibration import Target, calibrate
@@ -22,6 +21,7 @@ from gguf_flash.calibrate.selection import filling
 from gguf_flash.converters import convert
 from gguf_flash.errors import ArgumentError, NotFlashError, RamTooSmallError
 from gguf_flash.measure import difference
+from gguf_flash.memory import ContextSize
 from gguf_flash.plan import DeviceProfile, curves_of
 from gguf_flash.plan.cost import Costs
 from gguf_flash.plan.facts import Facts
@@ -139,21 +139,30 @@ def test_a_run_from_an_empty_cache(calibrated: tuple[Path, Any]) -> None:
     assert plan.first(slots, 5000, 64).misses == pytest.approx(plan.steady(slots).misses, rel=0.05)
 
 
+def in_session(path: Path, ram: int | str, context: ContextSize) -> dict[str, Any]:
+    with Session(path, Settings(ram=ram)) as session:
+        context.open(session)
+        assert session.engine is not None
+        stats: dict[str, Any] = session.engine.stats()
+        return stats
+
+
 def test_the_floor_is_what_the_engine_refuses_below(
     planted: Path, small_opt: SmallOpt, tiny: tuple[Path, Path]
 ) -> None:
     paths = [planted / "flash.gguf", tiny[1]]
     paths += [small_opt.flash(select) for select in ("all", "gate", "predictor")]
     for path in paths:
-        facts = Facts.read(path)
-        assert _core.open_model(str(path), ram=str(facts.floor)).stats()["layers"][0]["slots"] > 0
-        with pytest.raises(RamTooSmallError):
-            _core.open_model(str(path), ram=str(facts.floor - 1))
+        context = ContextSize(96, 32, threads=2)
+        facts = Facts.read(path, context)
+        assert in_session(path, facts.floor, context)["layers"][0]["slots"] > 0
+        with pytest.raises(RamTooSmallError, match=f"it needs {facts.floor} bytes"):
+            in_session(path, facts.floor - 1, context)
         with pytest.raises(RamTooSmallError, match=r"give at least [0-9]+MiB$"):
             facts.ram_bytes(facts.floor - 1)
         assert facts.ram_bytes(facts.floor) == facts.floor
         for share in ("0.1%", "37.5%", "100%"):
-            engine = _core.open_model(str(path), ram=share).stats()["memory"]["ram_bytes"]
+            engine = in_session(path, share, context)["memory"]["ram_bytes"]
             assert facts.ram_bytes(share) == engine
 
 
@@ -161,10 +170,7 @@ def test_the_engine_shares_slots_as_planned(calibrated: tuple[Path, Any], plante
     for path in (calibrated[0], planted / "flash.gguf"):
         plan = planner(path)
         for share in (0, 7, 20, 33.3, 50, 75, 99):
-            engine = _core.open_model(
-                str(path), ram=f"{share}%" if share else str(plan.facts.floor)
-            )
-            stats = engine.stats()
+            stats = in_session(path, f"{share}%" if share else plan.facts.floor, ContextSize())
             found = [layer["slots"] for layer in stats["layers"]]
             assert found == plan.share(stats["memory"]["ram_bytes"])
 
