@@ -18,6 +18,7 @@ from gguf_flash.bench.cgroup import MemoryCgroup
 from gguf_flash.bench.device import drop_cache
 from gguf_flash.errors import FlashError, ToolError
 from gguf_flash.format.reader import read_set
+from gguf_flash.memory import ContextSize
 from gguf_flash.progress import Progress
 
 __all__ = ["Arm", "Work", "alternate", "run_arm", "stock_folder", "summary"]
@@ -54,6 +55,13 @@ class Work:
     seed: int = 0
     per_token: bool = False
     repack: bool = True
+
+    @property
+    def context(self) -> ContextSize:
+        """What it takes at most: a text has no more tokens than bytes."""
+        prompt = len(self.prompt.encode()) + 1 if self.prompt else self.prompt_tokens
+        n_ctx = prompt + self.warmup + self.tokens + 1
+        return ContextSize(n_ctx, min(512, prompt), threads=self.threads)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""bench memory: tokens a second against the RAM for weights (the paper's Figure 7)."""
+"""bench memory: tokens a second against RAM (the paper's Figure 7)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def memory(
     cgroup: bool = True,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Run ours with RAM for weights of each share, in percent of the dense model's weights.
+    """Run ours with --ram of each share, in percent of the dense model's weights.
 
-    The limit of a run is that RAM and the reserve. Returns bench, environment, threads, planted,
+    The limit of a run is that and the reserve. Returns bench, environment, threads, planted,
     model, rounds and points: share, ram_bytes, and arms.summary; a share that holds no cache beside
     the resident weights has an error in place of figures.
     """
@@ -55,5 +55,6 @@ def _too_small(pair: Pair, share: float, ram: int) -> str:
     least = math.ceil(100 * pair.least_bytes / pair.dense_bytes)
     return (
         f"the share {share:g}% ({format_size(ram)}) holds no cache beside"
-        f" {format_size(pair.resident_bytes)} of resident weights; give --shares {least} or more"
+        f" {format_size(pair.resident_bytes)} of resident weights and the context; give --shares"
+        f" {least} or more"
     )

@@ -19,7 +19,7 @@ from gguf_flash.sizes import format_size, parse_size
 
 __all__ = ["RESERVE", "STOCK_ARMS", "Pair", "Plan", "all_neurons", "whole_mib"]
 
-RESERVE = 256 << 20  # of a limit, for Python, llama.cpp's buffers and the KV cache
+RESERVE = 64 << 20  # of a limit, for what --ram does not count (memory.BASE_BYTES), and page tables
 STOCK_ARMS = ("mmap", "ram")  # of unpatched llama.cpp; all others are ours
 Settings = Mapping[str, int | str | None]  # as gguf_flash.settings has them
 
@@ -30,8 +30,9 @@ _SMALLEST = "1%"  # of the bundles: what the engine can just work with
 class Pair:
     """Both files, and the bytes of their weights.
 
-    least_bytes: resident weights and the smallest cache the engine works with. label: of a planted
-    model, else "". measured: its shares, from planted.json beside it.
+    least_bytes: RAM below which the engine refuses the flash-GGUF and the context of the work it
+    was opened for. label: of a planted model, else "". measured: its shares, from planted.json
+    beside it.
     """
 
     dense: Path
@@ -45,7 +46,7 @@ class Pair:
     measured: Mapping[str, float]
 
     @classmethod
-    def open(cls, dense: Path | str, flash: Path | str) -> Pair:
+    def open(cls, dense: Path | str, flash: Path | str, work: Work | None = None) -> Pair:
         """Raises a FlashError for files that are not what they should be."""
         dense, flash = Path(dense).resolve(), Path(flash).resolve()
         files = read_set(dense, versions=(2, 3))
@@ -60,7 +61,7 @@ class Pair:
                 f"'{flash}' was not made from '{dense}': they differ in the key '{odd[0]}'"
             )
         nbytes, label = sum(t.nbytes for t in set_tensors(files)), planted_label(dense)
-        least = _least_bytes(flash)
+        least = int(memory_needs(flash, (work or Work("")).context)["memory"]["floor_bytes"])
         sizes = (nbytes, layout.resident_bytes, layout.bundle_bytes, least)
         return cls(dense, flash, *sizes, layout.select, label, _measured(dense, label))
 
@@ -79,11 +80,6 @@ class Pair:
                 raise ArgumentError(f"a share above 0% expected, found {ram!r}")
             return int(self.dense_bytes * share / 100)
         return parse_size(ram)
-
-
-def _least_bytes(flash: Path) -> int:
-    """RAM below which `flash` does not run with a context of 512 tokens."""
-    return int(memory_needs(flash)["memory"]["floor_bytes"])
 
 
 def whole_mib(nbytes: int) -> str:
@@ -138,16 +134,16 @@ class Plan:
         }
 
     def weights(self) -> int:
-        """What of the limit is for weights. Raises ArgumentError if they cannot be resident."""
+        """What of the limit is --ram. Raises ArgumentError if that is too little."""
         left, least = self.limit - self.reserve, self.pair.least_bytes
         if left < least:
             parts = (self.limit, self.reserve, self.pair.resident_bytes, least)
             limit, reserve, resident, needed = map(format_size, parts)
             raise ArgumentError(
                 f"--ram {limit} less --reserve {reserve} for the process holds no cache beside"
-                f" {resident} of resident weights, which take {needed} with the smallest: give at"
-                f" least --ram {whole_mib(self.reserve + least)}, or less for the process with"
-                " --reserve"
+                f" {resident} of resident weights and the context, which take {needed} with the"
+                f" smallest: give at least --ram {whole_mib(self.reserve + least)}, or less for the"
+                " process with --reserve"
             )
         return left
 
@@ -185,9 +181,9 @@ class Plan:
 
     def hybrid(self, environment: Mapping[str, str] | None = None) -> Arm | None:
         """Half of the FFN cached, or what the limit leaves."""
-        half = self.pair.resident_bytes + self.pair.bundle_bytes // 2
+        half = self.pair.least_bytes + self.pair.bundle_bytes // 2
         ram = min(half, self.weights())
-        share = (ram - self.pair.resident_bytes) / self.pair.bundle_bytes
+        share = (ram - self.pair.least_bytes) / self.pair.bundle_bytes
         what = f"every neuron selected, {100 * share:.0f} % of the FFN cached"
         return self.flash("hybrid", what, {"ram": ram}, environment, every=True)
 

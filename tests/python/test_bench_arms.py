@@ -117,7 +117,7 @@ def test_ablation_of_a_file_without_predictor(cli: Cli, small_opt: object) -> No
 
 
 def test_memory_report(cli: Cli, planted: Path) -> None:
-    words = (*FEW, "--no-cgroup", "--shares", "1,60,90", "--threads", "1")
+    words = (*FEW, "--no-cgroup", "--shares", "1,170,220", "--threads", "1")
     report = cli.json("bench", "memory", *pair(planted), *words)
     check_head(report, "memory")
     low, middle, high = report["points"]
@@ -132,7 +132,7 @@ def test_memory_of_which_nothing_ran_ends_with_code_1(cli: Cli, planted: Path) -
     words = ("bench", "memory", *pair(planted), *FEW, "--no-cgroup", "--threads", "1")
     done = cli(*words, "--shares", "10,20", code=1)
     assert "gguf-flash: no arm gave a figure" in done.stderr
-    both = Pair.open(*pair(planted))
+    both = Pair.open(*pair(planted), Work("", tokens=6, warmup=8, threads=1))
     least = int(100 * both.least_bytes / both.dense_bytes) + 1
     for share in (10, 20):
         assert f"\n{share}%: the share {share}% (" in done.stdout
@@ -341,12 +341,12 @@ def test_bad_ram(ram: str, message: str, cli: Cli, planted: Path) -> None:
 def test_the_ram_that_is_named_as_the_least_is(cli: Cli, planted: Path) -> None:
     words = ("bench", "decode", *pair(planted), *FEW, "--no-cgroup", "--arm", "ours")
     told = cli(*words, code=2).stderr  # the default, half of 5 MB
-    assert "less --reserve 256.0 MiB for the process" in told
+    assert "less --reserve 64.0 MiB for the process" in told
     least = int(re.search(r"give at least --ram (\d+)MiB, or less .* --reserve", told)[1])  # type: ignore[index]
     assert "give at least" in cli(*words, "--ram", f"{least - 1}MiB", code=2).stderr
     words = (*words, "--threads", "1", "--rounds", "1")
     check_arm(cli.json(*words, "--ram", f"{least}MiB")["arms"][0])
-    check_arm(cli.json(*words, "--ram", f"{least - 255}MiB", "--reserve", "1MiB")["arms"][0])
+    check_arm(cli.json(*words, "--ram", f"{least - 63}MiB", "--reserve", "1MiB")["arms"][0])
 
 
 def test_models_in_the_wrong_order(cli: Cli, planted: Path) -> None:
@@ -365,8 +365,8 @@ def test_shares_of_ram(planted: Path) -> None:
     both = Pair.open(*pair(planted))
     assert both.limit("50%") == both.dense_bytes // 2
     assert both.measured == json.loads((planted / "planted.json").read_text())["measured"]
-    plan = Plan(both, "", both.limit("150%"), 0, Work(""))
-    assert plan.weights() == both.limit("150%")
+    plan = Plan(both, "", both.limit("250%"), 0, Work(""))
+    assert plan.weights() == both.limit("250%")
     with pytest.raises(ArgumentError, match="expected, found"):
         both.limit("5000%")
 

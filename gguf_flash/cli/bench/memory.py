@@ -34,7 +34,7 @@ def _shares(context: click.Context, parameter: click.Parameter, value: str) -> l
 @decode_arguments
 @click.option(
     "--shares", callback=_shares, default=",".join(map(str, SHARES)), show_default=True,
-    help="RAM for weights, in percent of the dense model's; in place of --ram.",
+    help="RAM, in percent of the dense model's; in place of --ram.",
 )  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1), default=1, show_default=True)
 def command(

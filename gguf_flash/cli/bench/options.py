@@ -37,7 +37,7 @@ pair_arguments = together(
         metavar="SIZE",
         default=format_size(RESERVE).replace(" ", ""),
         show_default=True,
-        help="Of the limit, for all that is no weight.",
+        help="Of the limit, for Python and the libraries; the rest is the run's --ram.",
     ),
     threads_option,
     click.option(
@@ -72,12 +72,12 @@ decode_arguments = together(
 
 def make_plan(options: dict[str, Any], *, stock: bool, **work: Any) -> Plan:
     """Take the pair's options out of `options`; `stock`: the plan needs unpatched llama.cpp."""
-    pair = Pair.open(options.pop("dense"), options.pop("flash"))
+    made = Work("", threads=options.pop("threads"), **work)
+    pair = Pair.open(options.pop("dense"), options.pop("flash"), made)
     limit, reserve = pair.limit(options.pop("ram")), parse_size(options.pop("reserve"))
     given = options.pop("stock", None)
     folder = stock_folder(given) if stock else ""
-    threads = options.pop("threads")
-    return Plan(pair, folder, limit, reserve, Work("", threads=threads, **work))
+    return Plan(pair, folder, limit, reserve, made)
 
 
 def take_work(options: dict[str, Any]) -> dict[str, Any]:
