@@ -35,13 +35,14 @@ from gguf_flash.format.container import Value, encode_value
 from gguf_flash.format.ggml_types import GgmlType, type_by_name
 from gguf_flash.format.writer import GgufWriter, PlannedTensor
 from gguf_flash.predictor.file import Predictor
-from gguf_flash.predictor.publish import publish
+from gguf_flash.predictor.publish import check_target, publish
 from gguf_flash.progress import Progress
 
-__all__ = ["LABEL_KEY", "TOLERANCE", "make_model", "planted_label"]
+__all__ = ["FILES", "LABEL_KEY", "TOLERANCE", "make_model", "planted_label"]
 
 TOLERANCE = 0.2  # of each target's own value
 LABEL_KEY = "planted.label"
+FILES = ("dense.gguf", "flash.gguf", "predictor.safetensors", "planted.json")
 _SPECIAL = ("<|endoftext|>", "<|pad|>")
 
 
@@ -54,14 +55,16 @@ def make_model(
     seed: int = 0,
     tokens: int = 384,
     threads: int | None = None,
+    force: bool = True,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write a model of `shape`, all matrices of type `kind`, and measure what was planted.
 
     Returns what planted.json holds: shape, type, seed, targets, plant (the parameters), measured
     (means over layers), layers (measured, one by one), off (targets missed by more than TOLERANCE)
-    and seconds. Memory: a few times 16 MiB, a layer's down matrix while it is converted, and the
-    predictor. Raises a FlashError subclass.
+    and seconds. Without `force`, files that are there already are an ArgumentError. Memory: a few
+    times 16 MiB, a layer's down matrix while it is converted, and the predictor. Raises a
+    FlashError subclass.
     """
     out, targets = Path(out), targets or Targets()
     ggml = _checked_type(kind)
@@ -73,6 +76,8 @@ def make_model(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise IoError(f"cannot make the folder '{out}': {e.strerror or e}") from e
+    for name in FILES:
+        check_target(out / name, force=force)
     plant = _plant(shape, targets, seed, ggml)
     label = f"planted {shape.name} {kind}, {100 * targets.active:g} % active, seed {seed}"
     _write_dense(out / "dense.gguf", shape, plant, seed, ggml, label, report)

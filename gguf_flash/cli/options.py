@@ -18,6 +18,22 @@ threads_option = click.option(
     "--threads", type=click.IntRange(1, 1024), help="Threads [default: all this process may use]."
 )
 force_option = click.option("--force", is_flag=True, help="Replace a file that is there already.")
+
+
+def _remember(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    context.meta[f"{__name__}.force"] = value
+
+
+def _new_file(
+    context: click.Context, parameter: click.Parameter, value: Path | None
+) -> Path | None:
+    from gguf_flash.predictor.publish import check_target
+
+    if value is not None:  # before the work, that may take hours
+        check_target(value, force=context.meta[f"{__name__}.force"])
+    return value
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 
 
@@ -42,6 +58,18 @@ def read_text(path: Path) -> str:
             " text, or convert it with iconv"
         ) from e
 
+
+# --out --force of a verb that measures; the verb gets `out` when it may be written
+report_options = together(
+    click.option(
+        "--out", type=click.Path(path_type=Path), callback=_new_file,
+        help="Write the JSON there too.",
+    ),
+    click.option(
+        "--force", is_flag=True, is_eager=True, expose_value=False, callback=_remember,
+        help="Replace a file that is there already.",
+    ),
+)  # fmt: skip
 
 # --ram --watch-memory --window --policy --reader --depth --prefill --lookahead
 engine_options = together(

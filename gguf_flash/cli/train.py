@@ -85,7 +85,11 @@ _DEFAULT = TrainSettings()
 @click.option("--seed", type=int, default=_DEFAULT.seed, show_default=True)
 @threads_option
 @click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True)
-@click.option("--force", is_flag=True, help="Start over in place of resuming.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Replace a file that is there already, and start over in place of resuming.",
+)
 @click.option("--quiet", is_flag=True, help="No progress bar and no lines.")
 @json_option
 def command(

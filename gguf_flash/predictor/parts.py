@@ -33,6 +33,11 @@ class Parts:
         self._plan, self._force = plan, force
         self._lock = -1
 
+    @staticmethod
+    def unfinished(out: Path) -> bool:
+        """Whether a training of `out` began and has not ended."""
+        return (out.with_name(out.name + ".parts") / "settings.json").exists()
+
     def __enter__(self) -> Parts:
         with _system_errors(self.folder):
             self.folder.mkdir(exist_ok=True)

@@ -17,7 +17,7 @@ from gguf_flash.predictor.data import LayerData
 from gguf_flash.predictor.export import fold, measure
 from gguf_flash.predictor.file import Predictor, PredictorLayer
 from gguf_flash.predictor.parts import Parts, recording_fingerprint
-from gguf_flash.predictor.publish import check_target
+from gguf_flash.predictor.publish import check_target, refuse_existing
 from gguf_flash.predictor.settings import TrainSettings
 from gguf_flash.progress import Progress
 
@@ -43,10 +43,10 @@ def train(
 ) -> list[dict[str, Any]]:
     """Train on the recording folder and write the predictor file `out`.
 
-    `settings.device` may be "auto". `force` starts over where `out` has an unfinished training with
-    other settings. `layer_done` gets each layer's entry of the result, also of those resumed:
-    layer, rank, threshold, false_negatives, false_positives, active, predicted (shares), epochs and
-    seconds.
+    `settings.device` may be "auto". `force` starts over: it replaces `out`, and an unfinished
+    training of it; without it the one is refused and the other goes on. `layer_done` gets each
+    layer's entry of the result, also of those resumed: layer, rank, threshold, false_negatives,
+    false_positives, active, predicted (shares), epochs and seconds.
 
     Killed at any moment and run again, it writes the same bytes as without that. Raises ToolError
     without torch, ArgumentError, IoError, CorruptFileError.
@@ -58,6 +58,7 @@ def train(
     settings = replace(settings, device=resolve_device(settings.device))
     source = Recording.open(recording)
     target = check_target(Path(out), [Path(recording)])
+    refuse_existing(Path(out), force or Parts.unfinished(target))
     job = _Job(source, settings, progress or (lambda done, total, what: None))
     prepare(settings)
     entries = []

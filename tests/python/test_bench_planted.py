@@ -147,7 +147,9 @@ def test_command_tells_measured_and_planted(cli: Cli, tmp_path: Path) -> None:
     found = cli.json("bench", "make-model", *words)
     assert found["off"] == []
     assert os.path.getsize(tmp_path / "dense.gguf") > 1 << 20
-    done = cli("bench", "make-model", *words, "--tokens", "64", code=None)
+    done = cli("bench", "make-model", *words, code=2)
+    assert f"'{tmp_path / 'dense.gguf'}' exists already; give --force to repl" in done.stderr
+    done = cli("bench", "make-model", *words, "--tokens", "64", "--force", code=None)
     assert "planted in brackets" in done.stdout
 
 

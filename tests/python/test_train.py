@@ -206,9 +206,10 @@ def test_rank_grows_until_the_target_is_met(tmp_path: Path) -> None:
     settings = TrainSettings(epochs=12)
     reached = train(folder, tmp_path / "out", settings)[0]
     assert reached["rank"] == 32 and reached["false_positives"] <= 0.07
-    first = train(folder, tmp_path / "out", replace(settings, target_fp=0.2))[0]
+    first = train(folder, tmp_path / "out", replace(settings, target_fp=0.2), force=True)[0]
     assert first["rank"] == 16 and 0.07 < first["false_positives"] <= 0.2
-    most = train(folder, tmp_path / "out", replace(settings, target_fp=0.01, max_rank=24))[0]
+    small = replace(settings, target_fp=0.01, max_rank=24)
+    most = train(folder, tmp_path / "out", small, force=True)[0]
     assert most["rank"] == 24 and 0.01 < most["false_positives"] < first["false_positives"]
 
 

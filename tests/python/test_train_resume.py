@@ -130,6 +130,20 @@ def test_unfinished_with_other_settings(
     assert Predictor.open(unfinished).layers and not unfinished.with_name("out.parts").exists()
 
 
+def test_a_trained_predictor_is_not_replaced_unasked(
+    cli: Cli, recording: Path, unfinished: Path
+) -> None:
+    """Going on with an unfinished training is no replacing, also when its file is there already."""
+    unfinished.write_bytes(b"written before it was killed")
+    cli("train", recording, "--out", unfinished, *QUICK)
+    trained = unfinished.read_bytes()
+    done = cli("train", recording, "--out", unfinished, *QUICK, code=2)
+    assert f"output '{unfinished}' exists already; give --force to replace it" in done.stderr
+    assert unfinished.read_bytes() == trained
+    cli("train", recording, "--out", unfinished, *QUICK, "--force")
+    assert unfinished.read_bytes() == trained
+
+
 def test_foreign_files_are_left_alone(cli: Cli, recording: Path, tmp_path: Path) -> None:
     mine = tmp_path / "out.parts" / "thesis.txt"
     mine.parent.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -25,7 +26,7 @@ from gguf_flash.cli.progress import progress_bar
     "--window", type=click.IntRange(1), default=5, show_default=True, help="Of the step window."
 )
 def command(
-    rounds: int, window: int, no_cgroup: bool, as_json: bool, out: str | None, **options: Any
+    rounds: int, window: int, no_cgroup: bool, as_json: bool, out: Path | None, **options: Any
 ) -> None:
     """Naive, hybrid, + predictor, + window, + budget, + merging, + lookahead, + score.
 

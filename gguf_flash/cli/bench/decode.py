@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -34,7 +35,7 @@ from gguf_flash.settings import POLICIES, READERS
 @click.option("--reader", type=click.Choice(READERS), help="Of ours.")
 @click.option("--depth", type=click.IntRange(1, 4096), help="Of ours.")
 def command(
-    arms: tuple[str, ...], rounds: int, no_cgroup: bool, as_json: bool, out: str | None,
+    arms: tuple[str, ...], rounds: int, no_cgroup: bool, as_json: bool, out: Path | None,
     **options: Any,
 ) -> None:  # fmt: skip
     """Decode with DENSE and FLASH, the same weights, arm by arm in turn under the limit --ram.

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from gguf_flash.bench.device import DEPTHS, READERS, SIZES
-from gguf_flash.cli.options import json_option, threads_option
+from gguf_flash.cli.options import json_option, report_options, threads_option
 from gguf_flash.cli.progress import progress_bar
 from gguf_flash.errors import ArgumentError
 from gguf_flash.sizes import format_size, parse_size
@@ -56,9 +56,7 @@ def _depths(context: click.Context, parameter: click.Parameter, value: str) -> l
     help="Of the file written when PATH is a folder.",
 )
 @threads_option
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON there too."
-)
+@report_options
 @json_option
 def command(
     path: Path,
@@ -96,7 +94,7 @@ def command(
                 file, sizes=sizes, depths=depths, readers=reader or READERS, threads=threads,
                 progress=progress, **options,
             )  # fmt: skip
-    report = {**head, **found}
+    report = {**head, **found, "file": str(path)}
     if out:
         publish(out, (json.dumps(report, indent=1) + "\n").encode())
     if as_json:

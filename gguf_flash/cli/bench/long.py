@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,7 +22,7 @@ from gguf_flash.cli.progress import progress_bar
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 def command(
     tokens: int, prompt: str, temperature: float, top_p: float, seed: int, no_cgroup: bool,
-    as_json: bool, out: str | None, **options: Any,
+    as_json: bool, out: Path | None, **options: Any,
 ) -> None:  # fmt: skip
     """Generate greedily and by nucleus sampling; what each token read (the paper's Figure 8).
 

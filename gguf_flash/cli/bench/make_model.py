@@ -51,6 +51,7 @@ _CUSTOM = {"n_embd": 256, "n_ff": 1024, "n_layer": 4, "n_vocab": 512}
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @threads_option
+@click.option("--force", is_flag=True, help="Replace files that are there already.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 @json_option
 def command(shape: str, out: Path, kind: str, quiet: bool, as_json: bool, **options: Any) -> None:

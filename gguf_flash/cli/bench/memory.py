@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -38,7 +39,7 @@ def _shares(context: click.Context, parameter: click.Parameter, value: str) -> l
 )  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1), default=1, show_default=True)
 def command(
-    shares: list[float], rounds: int, no_cgroup: bool, as_json: bool, out: str | None,
+    shares: list[float], rounds: int, no_cgroup: bool, as_json: bool, out: Path | None,
     **options: Any,
 ) -> None:  # fmt: skip
     """Ours with more and more RAM (the paper's Figure 7).

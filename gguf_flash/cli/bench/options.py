@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import click
 
 from gguf_flash.bench.arms import Work, stock_folder
 from gguf_flash.bench.pair import RESERVE, STOCK_ARMS, Pair, Plan
-from gguf_flash.cli.options import json_option, threads_option, together
+from gguf_flash.cli.options import json_option, report_options, threads_option, together
 from gguf_flash.sizes import format_size, parse_size
 
 stock_option = click.option(
@@ -21,7 +22,7 @@ stock_option = click.option(
 )
 
 
-# DENSE FLASH --ram --reserve --threads --no-cgroup --out --json
+# DENSE FLASH --ram --reserve --threads --no-cgroup --out --force --json
 pair_arguments = together(
     click.argument("dense", type=click.Path(exists=True, dir_okay=False)),
     click.argument("flash", type=click.Path(exists=True, dir_okay=False)),
@@ -45,7 +46,7 @@ pair_arguments = together(
         is_flag=True,
         help="Set no limit, so that no root is needed; the mmap arm then has all the RAM.",
     ),
-    click.option("--out", type=click.Path(dir_okay=False), help="Write the JSON there too."),
+    report_options,
     json_option,
 )
 
@@ -86,17 +87,15 @@ def take_work(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(
-    report: dict[str, Any], as_json: bool, out: str | None, rows: list[dict[str, Any]]
+    report: dict[str, Any], as_json: bool, out: Path | None, rows: list[dict[str, Any]]
 ) -> None:
     """Write the JSON to `out`, then print it, or a table of `rows` (arms.summary) for people."""
-    from pathlib import Path
-
     from gguf_flash.cli.bench.table import arms_table
     from gguf_flash.predictor.publish import publish
 
     text = json.dumps(report, indent=None if as_json else 1)
     if out:
-        publish(Path(out), (text + "\n").encode())
+        publish(out, (text + "\n").encode())
     if as_json:
         click.echo(text)
         return

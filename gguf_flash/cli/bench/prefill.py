@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,7 +21,7 @@ from gguf_flash.cli.progress import progress_bar
 @click.option("--rounds", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 def command(
-    prompt_tokens: int, rounds: int, seed: int, no_cgroup: bool, as_json: bool, out: str | None,
+    prompt_tokens: int, rounds: int, seed: int, no_cgroup: bool, as_json: bool, out: Path | None,
     **options: Any,
 ) -> None:  # fmt: skip
     """Read a prompt with unpatched llama.cpp (mmap, all in RAM) and with ours; tokens/s of it.
