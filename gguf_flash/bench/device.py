@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from gguf_flash.errors import ArgumentError, IoError
+from gguf_flash.format.partial import create_sibling, remove_stale
 from gguf_flash.progress import Progress
 
 __all__ = [
@@ -79,14 +79,27 @@ def check_requests(
 
 @contextlib.contextmanager
 def test_file(folder: Path, nbytes: int) -> Iterator[Path]:
-    """A file of random bytes on the disk of `folder`, gone afterwards. Raises IoError."""
+    """A file of random bytes on the disk of `folder`, gone afterwards. Raises IoError.
+
+    It has no name, so that it goes with this process however that ends; the path leads to its
+    descriptor. Where there is no /proc it has one, and what a killed process left goes first.
+    """
+    name = folder / "gguf_flash-io"
+    remove_stale(name)
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".gguf_flash-io-") as f:
-            for start in range(0, nbytes, _BLOCK):
-                f.write(os.urandom(min(_BLOCK, nbytes - start)))
-            f.flush()
-            os.fsync(f.fileno())
-            yield Path(f.name)
+        temp, fd = create_sibling(name)
+        try:
+            with open(fd, "wb") as f:
+                nameless = Path(f"/proc/self/fd/{f.fileno()}")
+                if nameless.exists():
+                    temp.unlink()
+                for start in range(0, nbytes, _BLOCK):
+                    f.write(os.urandom(min(_BLOCK, nbytes - start)))
+                f.flush()
+                os.fsync(f.fileno())
+                yield nameless if nameless.exists() else temp
+        finally:
+            temp.unlink(missing_ok=True)
     except OSError as e:
         raise IoError(f"cannot write {nbytes} bytes in '{folder}': {e.strerror or e}") from e
 

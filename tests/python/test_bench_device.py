@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -115,7 +117,9 @@ def test_command(cli: Cli, file: Path, tmp_path: Path) -> None:
     assert report["threads"] == 3
     assert json.loads(out.read_text()) == report
     assert {r["size"] for r in report["random"]} == {4096, 16384}
-    text = cli("bench", "io", tmp_path, "--file-size", "1MiB", *words).stdout
+    again = ("bench", "io", tmp_path, "--file-size", "1MiB", *words)
+    assert f"'{out}' exists already; give --force to replace it" in cli(*again, code=2).stderr
+    text = cli(*again, "--force").stdout
     assert " cores, --threads 3, " in text
     assert "pread, direct" in text or "pread, buffered" in text
     assert [p.name for p in tmp_path.iterdir()] == ["profile.json"]  # the test file has gone
@@ -164,3 +168,20 @@ def test_bad_requests_cost_no_file(
 def test_disk_of_a_path(tmp_path: Path) -> None:
     found = disk(tmp_path)
     assert tmp_path.resolve().is_relative_to(found["mount"])
+
+
+def test_a_killed_measurement_leaves_no_file(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gguf_flash", "bench", "io", str(tmp_path)]
+    running = subprocess.Popen([*command, "--file-size", "64MiB"], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not any(
+        "gguf_flash-io" in os.readlink(link)
+        for link in Path(f"/proc/{running.pid}/fd").iterdir()
+        if link.is_symlink()
+    ):
+        assert time.monotonic() < deadline and running.poll() is None
+        time.sleep(0.001)
+    time.sleep(0.2)
+    running.kill()
+    running.wait()
+    assert list(tmp_path.iterdir()) == []
