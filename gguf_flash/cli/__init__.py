@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -38,6 +39,16 @@ class Verbs(ModuleGroup):
 
     package = __name__
     names = VERBS
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """As click's, which prints --help and --version here, maybe to a disk that is full."""
+        try:
+            return super().make_context(*args, **extra)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            _say(f"cannot write what was asked for: {error.strerror or error}")
+            raise SystemExit(_REFUSED) from error
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the verb; exit code 2 for a FlashError or a refused file, 130 for Ctrl-C."""

@@ -97,3 +97,18 @@ def test_a_hugging_face_folder_without_torch(cli: Cli, tmp_path: Path) -> None:
     (line,) = done.stderr.splitlines()
     assert "torch" in line and line.endswith("run pip install 'gguf_flash[hf]'")
     assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize(
+    "words", [("--help",), ("--version",), ("run", "--help"), ("doctor",), ("inspect", "MODEL")]
+)
+def test_output_onto_a_full_disk(tiny: tuple[Path, Path], words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "gguf_flash", *words]
+    command = [str(tiny[1]) if word == "MODEL" else word for word in command]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tiny[1].parent, check=False
+        )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("gguf-flash: ") and "No space left on device" in line
