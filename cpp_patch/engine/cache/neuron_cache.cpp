@@ -29,16 +29,22 @@ NeuronCache::NeuronCache(uint32_t n_neurons, uint32_t n_slots, Policy policy, ui
 
 void NeuronCache::begin(uint32_t n_tokens) {
     tick_tokens_ = n_tokens;
-    looking_ahead_ = all_listed_ = false;
+    looking_ahead_ = false;
     released_.clear();
-    worst_.clear();
+    begin_evicting();
 }
 
 void NeuronCache::begin_ahead() {
     ++pass_;
     looking_ahead_ = true;
+    begin_evicting();
+}
+
+void NeuronCache::begin_evicting() {
     all_listed_ = false;
-    worst_.clear();
+    if (!lasting_) {
+        worst_.clear();
+    }
 }
 
 void NeuronCache::rate(const float * scores, size_t stride) {
@@ -83,9 +89,17 @@ bool NeuronCache::may_go(const Slot & slot) const {
 }
 
 void NeuronCache::expect(uint32_t n_slots) {
-    if (n_slots > free_.size()) {
-        list_worst(n_slots - free_.size(), false);
+    if (n_slots > free_.size() + worst_.size()) {
+        find_worst(n_slots - free_.size(), false);
     }
+}
+
+// Lists slots to evict, at least so many if they may go. A list by last use serves several ticks: whatever
+// is used meanwhile is passed over, and everything else was used later than what is listed.
+void NeuronCache::find_worst(size_t least, bool in_order) {
+    const size_t several = n_slots_ / 4;
+    lasting_ = policy_ != Policy::score && least <= several;
+    list_worst(lasting_ ? several : least, lasting_ || in_order);
 }
 
 // Lists the slots to evict first, of those that may go.
@@ -93,12 +107,12 @@ void NeuronCache::list_worst(size_t most, bool in_order) {
     worst_.resize(n_slots_);
     size_t n = 0;
     for (uint32_t i = 0; i < n_slots_; ++i) { // without a branch, which no processor would predict
-        worst_[n] = int32_t(i);
+        worst_[n] = { i, uint32_t(slots_[i].last) };
         n += may_go(slots_[i]) ? 1 : 0;
     }
     worst_.resize(n);
-    const auto better = [this](int32_t a, int32_t b) {
-        const Slot &x = slots_[a], &y = slots_[b];
+    const auto better = [this](const Listed & a, const Listed & b) {
+        const Slot &x = slots_[a.slot], &y = slots_[b.slot];
         if (policy_ == Policy::score && rating_[x.neuron] != rating_[y.neuron]) {
             return rating_[x.neuron] > rating_[y.neuron];
         }
@@ -116,22 +130,23 @@ void NeuronCache::list_worst(size_t most, bool in_order) {
 }
 
 bool NeuronCache::evict_worst() {
-    if (worst_.empty() && !all_listed_) {
-        list_worst(listed_slots, true);
-    }
-    while (!worst_.empty()) {
-        const int32_t slot = worst_.back();
+    for (;;) {
+        if (worst_.empty() && !all_listed_) {
+            find_worst(listed_slots, true);
+        }
+        if (worst_.empty()) {
+            return false;
+        }
+        const Listed listed = worst_.back();
         worst_.pop_back();
-        if (may_go(slots_[slot])) {
-            evict(slot);
+        const Slot & slot = slots_[listed.slot];
+        if (uint32_t(slot.last) == listed.last && may_go(slot)) {
+            evict(int32_t(listed.slot));
             return true;
         }
     }
-    return false;
 }
 
-// The slot released last. Giving away what was loaded last keeps the rest for the next token: a scan
-// longer than the cache would otherwise push out every neuron before its turn comes.
 bool NeuronCache::evict_released() {
     while (!released_.empty()) {
         const int32_t slot = slot_of_[released_.back()];
@@ -165,13 +180,13 @@ void NeuronCache::end() {
 }
 
 void NeuronCache::resize(uint32_t n_slots, std::vector<SlotMove> & moves) {
-    looking_ahead_ = all_listed_ = false;
+    looking_ahead_ = all_listed_ = lasting_ = false;
     moves.clear();
     worst_.clear();
     if (n_cached() > n_slots) {
         list_worst(n_cached() - n_slots, false);
-        for (int32_t slot : worst_) {
-            evict(slot);
+        for (const Listed & listed : worst_) {
+            evict(int32_t(listed.slot));
         }
         worst_.clear();
     }
@@ -196,7 +211,7 @@ void NeuronCache::resize(uint32_t n_slots, std::vector<SlotMove> & moves) {
 }
 
 uint64_t NeuronCache::bytes(uint32_t n_neurons, Policy policy) {
-    const uint64_t lists = sizeof(Slot) + 4 * sizeof(uint32_t); // slot_of_, free_, released_, worst_
+    const uint64_t lists = sizeof(Slot) + 3 * sizeof(uint32_t) + sizeof(Listed); // slot_of_, free_, released_, worst_
     return n_neurons * (lists + (policy == Policy::score ? sizeof(float) : 0));
 }
 

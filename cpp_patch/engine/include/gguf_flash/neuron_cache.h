@@ -107,7 +107,14 @@ private:
         uint64_t pass = 0; // the look ahead that last kept or acquired it
     };
 
+    struct Listed {
+        uint32_t slot;
+        uint32_t last; // of the slot when it was listed: another one now, and it has been used since
+    };
+
+    void begin_evicting();
     bool may_go(const Slot & slot) const;
+    void find_worst(size_t least, bool in_order);
     void list_worst(size_t most, bool in_order);
     bool evict_worst();
     bool evict_released();
@@ -124,12 +131,13 @@ private:
     uint64_t pass_ = 0;            // looks ahead so far
     bool looking_ahead_ = false;   // between begin_ahead() and begin()
     bool all_listed_ = false;      // worst_ has every slot that may still go in this tick or look ahead
+    bool lasting_ = false;         // worst_ serves further ticks
     std::vector<int32_t> slot_of_; // per neuron
     std::vector<Slot> slots_;
     std::vector<int32_t> free_;
     std::vector<uint32_t> released_; // neurons of this tick whose slots may go, last in first out
     std::vector<float> rating_;      // per neuron, for Policy::score
-    std::vector<int32_t> worst_;     // slots to evict next, the last one first
+    std::vector<Listed> worst_;      // slots to evict next, the last one first
 };
 
 } // namespace gguf_flash
