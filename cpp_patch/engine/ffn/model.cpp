@@ -232,7 +232,7 @@ Status Model::allocate() {
 // A layer's state, with so many slots and room for all its neurons.
 Status Model::allocate(size_t index, uint32_t n_slots) {
     const LayerLayout & l = layout_.layers[index];
-    layers_.emplace_back(new LayerState(l, *files_[l.file], n_slots, settings_));
+    layers_.push_back(std::make_unique<LayerState>(l, *files_[l.file], n_slots, settings_));
     LayerState & state = *layers_.back();
     state.trash = trash_->data();
     if (opening_ == Opening::sizes) {
