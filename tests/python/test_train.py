@@ -303,7 +303,7 @@ def test_false_positives_that_cost_more_are_fewer(recording: Path, tmp_path: Pat
     shares = []
     for cost in (0.1, 10.0):
         settings = replace(SETTINGS, epochs=4, loss="contribution", fp_cost=cost)
-        train(recording, tmp_path / "out", settings)
+        train(recording, tmp_path / "out", settings, force=True)
         layer = Predictor.open(tmp_path / "out").layers[0]
         shares.append(float((layer.scores(held_out(recording, 0)[0]) > 0).mean()))
     assert shares[1] < 0.5 * shares[0]
@@ -319,12 +319,12 @@ def test_one_line_per_layer(cli: Cli, recording: Path, tmp_path: Path) -> None:
     lines = cli(*words).stdout.splitlines()
     assert [line.split(":")[0] for line in lines[:2]] == ["layer 0", "layer 3"]
     assert "rank 12, FN " in lines[1] and lines[2].startswith("wrote ")
-    entry = cli.json(*words)["layers"][0]
+    entry = cli.json(*words, "--force")["layers"][0]
     assert set(entry) == {
         *("layer", "rank", "threshold", "epochs", "seconds"),
         *("false_negatives", "false_positives", "active", "predicted"),
     }
-    assert cli(*words, "--quiet").stdout == ""
+    assert cli(*words, "--force", "--quiet").stdout == ""
 
 
 @needs_torch
