@@ -163,12 +163,39 @@ void fuzz_row(Input & in, bool tame) {
     require_same(expected, y, ggml_type_name(type), kernels());
 }
 
+// Products of rows with tokens together, as each alone. The tokens are what a converter leaves of floats.
+void fuzz_dots(Input & in, bool tame) {
+    static const ggml_type types[] = { GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0 };
+    const ggml_type type = types[in.take<uint8_t>() % 3];
+    const size_t n = (1 + in.take<uint8_t>() % 20) * 64, n_rows = 1 + in.take<uint8_t>() % 9;
+    const size_t n_tokens = 1 + in.take<uint8_t>() % 20, x_bytes = dot_input_bytes(type, n);
+    std::vector<uint8_t> x(n_tokens * x_bytes);
+    for (size_t t = 0; t < n_tokens; ++t) {
+        convert_dot_input(type, in.floats(n, true).data(), n, x.data() + t * x_bytes);
+    }
+    std::vector<Row> raw;
+    std::vector<const void *> rows;
+    for (size_t r = 0; r < n_rows; ++r) {
+        raw.emplace_back(in, ggml_row_size(type, int64_t(n)), tame ? 0 : 2);
+    }
+    Floats expected, found(n_rows * n_tokens), scratch(dot_rows_scratch(n));
+    for (Row & row : raw) {
+        rows.push_back(row.data());
+        for (size_t t = 0; t < n_tokens; ++t) {
+            expected.push_back(dot_row(type, row.data(), x.data() + t * x_bytes, n));
+        }
+    }
+    dot_rows(type, { rows.data(), n_rows, x.data(), x_bytes, n_tokens, n, found.data(), scratch.data() });
+    require_same(expected, found, "dot_rows", kernels());
+}
+
 } // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
-    static constexpr void (*kinds[])(Input &, bool) = { fuzz_axpy, fuzz_accumulate, fuzz_codes, fuzz_silu, fuzz_row };
+    static constexpr void (*kinds[])(Input &, bool) = { fuzz_axpy, fuzz_accumulate, fuzz_codes,
+                                                        fuzz_silu, fuzz_row,        fuzz_dots };
     Input in(data, size);
     const uint8_t kind = in.take<uint8_t>();
-    kinds[kind % 5](in, (kind & 0x80) != 0);
+    kinds[kind % 6](in, (kind & 0x80) != 0);
     return 0;
 }
