@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 
 _SYSCALLS = {  # x86-64, arm64
-    "read": (0, 63),
+    "preadv": (295, 69),
     "socket": (41, 198),
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
@@ -62,9 +62,10 @@ def deny(name: str, error: int) -> None:
     _install(_call(name), _ERRNO | error)
 
 
-def fail_large_reads(least: int) -> None:
-    """From now on read() of `least` bytes or more gives EIO, as from a broken disk."""
-    _install([*_call("read"), (_ARGUMENT_AT + 2 * 8, _AT_LEAST, least, 1)], _ERRNO | errno.EIO)
+def fail_reads_beyond(offset: int) -> None:
+    """From now on preadv() at `offset` (below 4 GiB) or later gives EIO, as from a broken disk."""
+    beyond = (_ARGUMENT_AT + 3 * 8, _AT_LEAST, offset, 1)
+    _install([*_call("preadv"), beyond], _ERRNO | errno.EIO)
 
 
 def kill_at_network() -> None:

@@ -114,21 +114,21 @@ def test_no_network(tiny: tuple[Path, Path], tmp_path: Path) -> None:
 
 LOADS = """
 import sys
-from system_limits import fail_large_reads
+from system_limits import fail_reads_beyond
 from gguf_flash.settings import Settings
 from gguf_flash.session import Session
 import gguf_flash.format.reader  # what names the reason is not to be read from the same disk
 from gguf_flash.errors import FlashError
 large, small = sys.argv[1:3]
 Session(small).close()
-fail_large_reads(int(sys.argv[3]))
+fail_reads_beyond(int(sys.argv[3]))
 try:
-    Session(large)
+    Session(large, Settings(reader="pread"))
 except FlashError as error:
     print(type(error).__name__, error)
 else:
     raise SystemExit("no error")
-with Session(small) as session:
+with Session(small, Settings(reader="pread")) as session:
     session.open_context(n_ctx=64, n_batch=16, n_ubatch=16, n_outputs=1, threads=1)
     session.decode([1, 2, 3], 0, 1)
 """
@@ -139,12 +139,12 @@ with Session(small) as session:
 def test_a_disk_error_while_resident_weights_load(
     tiny: tuple[Path, Path], small_opt: Any, tmp_path: Path, select: str
 ) -> None:
-    """The load fails with a sentence; the process lives and loads a file of smaller tensors."""
+    """The load fails with a sentence; the process lives and loads a file that ends earlier."""
     small = tmp_path / "small.gguf"
     convert(make_dense(tmp_path / "d.gguf", n_embd=32, n_ff=64, n_layer=1, type="F16"), small)
     large = small_opt.flash(select)
     (tmp_path / "script.py").write_text(LOADS)
-    done = child(tmp_path, "script.py", large, small, 1 << 16)
+    done = child(tmp_path, "script.py", large, small, small.stat().st_size)
     assert done.returncode == 0, done.stderr
     assert "Input/output error" in done.stdout and str(large) in done.stdout
     assert done.stdout.startswith("IoError ") and done.stdout.count("\n") == 1
