@@ -12,8 +12,21 @@ namespace {
 
 constexpr uint32_t grain = 4;         // neurons a thread takes at a time, for few tokens
 constexpr uint32_t expand_tokens = 4; // from here on, expanding a down row once pays
-constexpr uint32_t expand_rows = 32;  // rows expanded together
+constexpr uint32_t expand_rows = 32;  // rows expanded together, a bit each
+constexpr uint32_t many_rows = 12;    // of them: from here on, passing over the others costs less than passes over y
 constexpr size_t expand_columns = 256;
+
+uint32_t popcount(uint32_t bits) {
+    return uint32_t(__builtin_popcount(bits));
+}
+
+uint32_t lowest_bit(uint32_t bits) { // of one that is not 0
+    return uint32_t(__builtin_ctz(bits));
+}
+
+uint32_t highest_bit(uint32_t bits) {
+    return 31 - uint32_t(__builtin_clz(bits));
+}
 
 } // namespace
 
@@ -139,6 +152,7 @@ void FfnRun::accumulate(uint32_t first, uint32_t end) {
     }
     const PartLayout & down = *state_.layout.find(Part::down);
     if (in_.n_tokens >= expand_tokens) {
+        note_active(end - first);
         for (size_t c = 0; c < n; c += expand_columns) {
             accumulate_expanded(down, first, end, column + c, std::min(expand_columns, n - c));
         }
@@ -159,6 +173,31 @@ void FfnRun::accumulate(uint32_t first, uint32_t end) {
     }
 }
 
+// Which rows have anything to add to which token, found once for all columns of this thread.
+void FfnRun::note_active(uint32_t wave) {
+    std::vector<uint32_t> & active = session().active[size_t(ith_)];
+    active.assign(size_t((wave + expand_rows - 1) / expand_rows) * in_.n_tokens, 0);
+    for (uint32_t t = 0; t < in_.n_tokens; ++t) {
+        const float * h = session().h.data() + size_t(t) * wave;
+        for (uint32_t i = 0; i < wave; ++i) {
+            active[size_t(i / expand_rows) * in_.n_tokens + t] |= uint32_t(h[i] != 0.0f) << (i % expand_rows);
+        }
+    }
+}
+
+// Adds the rows whose bit is set to y, in their order; most are not where a predictor selects.
+void FfnRun::add_active(const float * rows, size_t ld, const float * h, uint32_t active, float * y, size_t n) const {
+    if (popcount(active) >= many_rows) {
+        const uint32_t first = lowest_bit(active);
+        kernels().accumulate(rows + first * ld, ld, h + first, highest_bit(active) + 1 - first, y, n);
+        return;
+    }
+    for (; active != 0; active &= active - 1) {
+        const uint32_t r = lowest_bit(active);
+        kernels().accumulate(rows + r * ld, ld, h + r, 1, y, n);
+    }
+}
+
 void FfnRun::accumulate_expanded(const PartLayout & down, uint32_t first, uint32_t end, size_t column, size_t n) {
     Session & s = session();
     std::vector<float> & rows = s.expanded[size_t(ith_)];
@@ -170,8 +209,9 @@ void FfnRun::accumulate_expanded(const PartLayout & down, uint32_t first, uint32
             expand_row(down.type, s.rows[i + r] + down.offset, column, n, rows.data() + r * n);
         }
         for (uint32_t t = 0; t < in_.n_tokens; ++t) {
-            kernels().accumulate(rows.data(), n, s.h.data() + size_t(t) * wave + (i - first), count,
-                                 in_.out + t * in_.out_stride + column, n);
+            const uint32_t active = s.active[size_t(ith_)][size_t(i - first) / expand_rows * in_.n_tokens + t];
+            add_active(rows.data(), n, s.h.data() + size_t(t) * wave + (i - first), active,
+                       in_.out + t * in_.out_stride + column, n);
         }
     }
 }

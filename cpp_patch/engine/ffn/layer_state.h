@@ -101,7 +101,8 @@ struct LayerState {
     Foresight foresight;
 };
 
-constexpr uint64_t read_limit = 512 * 1024; // bytes of one merged or streamed read
+constexpr uint64_t read_limit = 512 * 1024; // bytes of one merged read
+constexpr uint64_t stream_limit = 2 << 20;  // bytes of one streamed read: all threads meet after each
 constexpr int stream_buffers = 4;           // reads in flight while a layer streams
 
 // The thresholds of each neuron of a layer that has them. Code::io, or corrupt for one that is no threshold.
@@ -156,14 +157,15 @@ public:
     std::vector<uint32_t> ahead;       // neurons to read ahead, scratch
     std::vector<ReadOp> ops;
     std::vector<iovec> segments;
-    std::vector<float> h;                     // [n_tokens, wave]: activations of the wave under way
-    std::vector<float> squares;               // [n_tokens, wave]: theirs, where a norm follows
-    std::vector<std::vector<float>> expanded; // per thread: down rows as floats
-    std::vector<CodeScratch> code_scratch;    // per thread
-    Pages lanes;                              // floats [n_tokens, code_lanes, n_embd]: sums of down codes so far
-    uint32_t wave_end = 0;                    // the wave under way ends before this selected neuron
-    Pages staging;                            // stream_buffers pieces of Model::stream_piece() bytes
-    bool arrived[stream_buffers] = {};        // per piece: its chunk is there
+    std::vector<float> h;                      // [n_tokens, wave]: activations of the wave under way
+    std::vector<float> squares;                // [n_tokens, wave]: theirs, where a norm follows
+    std::vector<std::vector<float>> expanded;  // per thread: down rows as floats
+    std::vector<std::vector<uint32_t>> active; // per thread: [expand blocks, n_tokens], a bit for each row with h
+    std::vector<CodeScratch> code_scratch;     // per thread
+    Pages lanes;                               // floats [n_tokens, code_lanes, n_embd]: sums of down codes so far
+    uint32_t wave_end = 0;                     // the wave under way ends before this selected neuron
+    Pages staging;                             // stream_buffers pieces of Model::stream_piece() bytes
+    bool arrived[stream_buffers] = {};         // per piece: its chunk is there
 
     bool streaming = false;           // this call reads the layer in sequence
     std::atomic<uint32_t> next{ 0 };  // first item nobody has taken

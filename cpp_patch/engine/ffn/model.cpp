@@ -82,7 +82,7 @@ uint64_t LayerState::slot_bytes_for(const LayerLayout & layout, uint64_t align) 
 }
 
 uint64_t stream_chunk_bytes(const LayerLayout & layout) {
-    const uint64_t bytes = std::min(read_limit, layout.stride * layout.n_ff / (2 * stream_buffers));
+    const uint64_t bytes = std::min(stream_limit, layout.stride * layout.n_ff / (2 * stream_buffers));
     const uint64_t unit = layout.has_codes() ? code_block : 1, neurons = bytes / layout.stride / unit * unit;
     return std::max(neurons, unit) * layout.stride;
 }

@@ -177,6 +177,7 @@ void FfnRun::begin() {
     s.last.assign(state_.layout.n_ff, 0);
     s.listed.resize(state_.layout.n_ff);
     s.expanded.resize(std::max<size_t>(s.expanded.size(), size_t(nth_)));
+    s.active.resize(std::max<size_t>(s.active.size(), size_t(nth_)));
     reserve_lanes();
     reserve_x();
     state_.cache.begin(in_.n_tokens);

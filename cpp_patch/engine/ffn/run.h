@@ -79,6 +79,8 @@ private:
     float dot(Part part, uint32_t index, uint32_t token) const;
     void clear_output();
     void accumulate(uint32_t first, uint32_t end);
+    void note_active(uint32_t wave);
+    void add_active(const float * rows, size_t ld, const float * h, uint32_t active, float * y, size_t n) const;
     void accumulate_expanded(const PartLayout & down, uint32_t first, uint32_t end, size_t column, size_t n);
     void my_columns(size_t & first, size_t & n) const;
 
