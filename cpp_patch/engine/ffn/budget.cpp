@@ -221,8 +221,9 @@ Status Model::charge(const void * key, const ContextMemory & memory, const void 
 
 void Model::discharge(const void * key) {
     std::lock_guard<std::mutex> lock(budget_mutex_);
-    if (contexts_.erase(key) != 0 && !contexts_.empty()) { // else the caches stay for the next context
-        rebudget();
+    contexts_.erase(key);
+    if (!contexts_.empty()) { // else the caches stay for the next context
+        rebudget();           // also after make_room() for one that was not made
     }
 }
 

@@ -23,6 +23,7 @@ public:
     size_t bytes() const { return bytes_; }
 
 private:
+    void give_back(size_t from, size_t end);
     void release();
 
     uint8_t * data_ = nullptr;

@@ -7,7 +7,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
+#include <memory>
+#include <new>
 #include <sstream>
 #include <string>
 
@@ -16,6 +19,7 @@ namespace gguf_flash {
 namespace {
 
 constexpr uint64_t unlimited = UINT64_MAX;
+constexpr uint64_t huge_page = 2 << 20; // bytes
 
 uint64_t number_in(const std::string & path) {
     std::ifstream in(path);
@@ -124,11 +128,27 @@ bool Pages::resize(size_t bytes) {
         madvise(data_ + now, next - now, MADV_HUGEPAGE);
 #endif
     } else if (next < now) {
-        madvise(data_ + next, now - next, MADV_DONTNEED);
-        mprotect(data_ + next, now - next, PROT_NONE);
+        give_back(next, now);
     }
     bytes_ = bytes;
     return true;
+}
+
+// The system keeps a huge page whole while any of it is in use: what stays of the one that is cut is put
+// into small ones. Without memory to do so, it is given back when the rest is.
+void Pages::give_back(size_t from, size_t end) {
+    const uint64_t address = reinterpret_cast<uint64_t>(data_);
+    const size_t cut = size_t(std::max(round_down(address + from, huge_page), address) - address);
+    std::unique_ptr<uint8_t[]> kept(new (std::nothrow) uint8_t[from - cut]);
+    if (kept != nullptr) {
+        std::memcpy(kept.get(), data_ + cut, from - cut);
+    }
+    const size_t first = kept != nullptr ? cut : from;
+    madvise(data_ + first, end - first, MADV_DONTNEED);
+    mprotect(data_ + from, end - from, PROT_NONE);
+    if (kept != nullptr) {
+        std::memcpy(data_ + cut, kept.get(), from - cut);
+    }
 }
 
 void Pages::release() {
