@@ -1,10 +1,11 @@
 """What a token costs: the paper's terms (I/O, compute, management), from sizes and device figures.
 
-    token = sweep + ffn + fixed + max(0, read - hidden)
+    token = sweep + ffn + fixed + max(read - hidden, requests)
 
-sweep: resident weights through memory. ffn: selected neurons through memory. fixed: what every
-layer takes whatever its size. read: the missed neurons from the disk. hidden: the part of the
-reading during which other work of the token is done.
+sweep: resident weights through memory. ffn: selected neurons through memory, and a time for each.
+fixed: what every layer takes whatever its size. read: the missed neurons from the disk. hidden: the
+part of the reading during which other work of the token is done. requests: the processor's time for
+the reads, which nothing hides.
 """
 
 from __future__ import annotations
@@ -28,23 +29,27 @@ class Costs:
     """What no device profile tells; measured on the engine.
 
     sweep_share, ffn_share: of the memory bandwidth that products with resident matrices reach, and
-    with single neurons. layer_s: seconds a layer takes for waiting and bookkeeping. ffn_overlap,
+    with single neurons. neuron_s: seconds that a selected neuron takes beside that. layer_s: that a
+    layer takes for waiting and bookkeeping. request_s: of the processors for a read. ffn_overlap,
     sweep_overlap: shares of that work during which reads are in flight. depth: reads in flight.
     gap: bytes between two missed neurons that are read through to save a request, as in the engine.
     """
 
     sweep_share: float = 0.75
     ffn_share: float = 0.5
+    neuron_s: float = 0.36e-6
     layer_s: float = 60e-6
+    request_s: float = 6e-6
     ffn_overlap: float = 1.0
     sweep_overlap: float = 0.0
     depth: int = 32
     gap: int = GAP_BYTES
 
 
-# With a predictor the next layer's reads are under way while attention computes. Planted OPT-6.7B,
-# F16, half of its size: 409 to 446 ms a token where the disk alone needs 382 to 406.
-LOOKING_AHEAD = Costs(sweep_overlap=0.9, depth=64)
+# With a predictor the next layer's reads are under way while attention computes. Fitted to planted
+# OPT-6.7B on two cores, as is neuron_s and request_s: F16 in 6.4, 7.7 and 9.4 GB, Q4_0 in 1.8, 2.4
+# and 3.0 GB; README.md has what it then says of each.
+LOOKING_AHEAD = Costs(ffn_overlap=0.8, sweep_overlap=0.8, depth=64)
 
 
 @dataclass(frozen=True)
@@ -60,12 +65,13 @@ class TokenCost:
     fixed_ms: float
     read_ms: float
     hidden_ms: float
+    request_ms: float
 
     @property
     def token_ms(self) -> float:
         """All of it."""
-        waiting = max(0.0, self.read_ms - self.hidden_ms)
-        return self.sweep_ms + self.ffn_ms + self.fixed_ms + waiting
+        reading = max(self.read_ms - self.hidden_ms, self.request_ms)
+        return self.sweep_ms + self.ffn_ms + self.fixed_ms + reading
 
     @property
     def binds(self) -> str:
@@ -114,10 +120,10 @@ def token_cost(
         used = curve.selected if x.active is None else min(curve.selected, x.active * x.n_ff)
         ffn_bytes += curve.selected * x.row_bytes + used * x.down_bytes
     sweep_s = facts.swept / (costs.sweep_share * device.memory)
-    ffn_s = ffn_bytes / (costs.ffn_share * device.memory)
+    ffn_s = ffn_bytes / (costs.ffn_share * device.memory) + selected * costs.neuron_s
     hidden_s = costs.ffn_overlap * ffn_s + costs.sweep_overlap * sweep_s
     fixed_s = costs.layer_s * len(facts.layers)
-    times = (sweep_s, ffn_s, fixed_s, read_s, min(read_s, hidden_s))
+    times = (sweep_s, ffn_s, fixed_s, read_s, min(read_s, hidden_s), requests * costs.request_s)
     return TokenCost(selected, sum(misses), nbytes, requests, *(1000 * t for t in times))
 
 
