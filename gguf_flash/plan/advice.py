@@ -49,10 +49,10 @@ def advice(
     found = []
     rate = 1000 / steady.token_ms
     dense = dense_tokens_per_s(facts, device, costs)
-    if ram_bytes >= facts.dense:
+    if ram_bytes >= facts.dense_ram:
         faster, slower = ("unpatched llama.cpp", "ours") if dense > rate else ("ours", "llama.cpp")
         found.append(
-            f"the whole model ({format_size(facts.dense)}) fits into this RAM, where unpatched"
+            f"the whole model ({format_size(facts.dense_ram)}) fits into this RAM, where unpatched"
             f" llama.cpp gives about {dense:.3g} tokens/s and we {rate:.3g}: {faster} is faster"
             f" than {slower}"
         )

@@ -88,6 +88,12 @@ class Facts:
         return sum(x.n_ff * x.slot_bytes for x in self.layers)
 
     @property
+    def dense_ram(self) -> int:
+        """Bytes that the dense model takes with the same context."""
+        parts = ("vocabulary_bytes", "kv_bytes", "compute_bytes", "context_bytes")
+        return self.dense + sum(self.needs[name] for name in parts)
+
+    @property
     def stride(self) -> int:
         """Mean bytes of a bundle."""
         return sum(x.n_ff * x.stride for x in self.layers) // sum(x.n_ff for x in self.layers)
