@@ -9,6 +9,7 @@ namespace {
 constexpr uint32_t rated_tokens = 8; // of a prompt: earlier ones count for nothing any more
 constexpr float rating_limit = 1e6f; // keeps ratings finite
 constexpr size_t listed_slots = 64;  // found by one search that nobody announced
+constexpr size_t lasting_ticks = 8;  // that a list serves, about: it takes sorting
 
 } // namespace
 
@@ -94,11 +95,12 @@ void NeuronCache::expect(uint32_t n_slots) {
     }
 }
 
-// Lists slots to evict, at least so many if they may go. A list by last use serves several ticks: whatever
-// is used meanwhile is passed over, and everything else was used later than what is listed.
+// Lists slots to evict, at least so many if they may go. Where few are needed, a list by last use serves
+// several ticks: whatever is used meanwhile is passed over, and everything else was used later than what
+// is listed.
 void NeuronCache::find_worst(size_t least, bool in_order) {
-    const size_t several = n_slots_ / 4;
-    lasting_ = policy_ != Policy::score && least <= several;
+    const size_t several = least * lasting_ticks;
+    lasting_ = policy_ != Policy::score && several <= n_slots_ / 4;
     list_worst(lasting_ ? several : least, lasting_ || in_order);
 }
 
