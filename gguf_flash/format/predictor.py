@@ -106,7 +106,8 @@ def check_calibration(keys: Keys, n_layers: int) -> Calibration | None:
 
     text, target = (keys.get(f"calibration.{n}", "str", False) or "" for n in ("text", "target"))
     window = keys.get("calibration.window", "u32", required=False) or 0
-    rates = {r: optional(r, "arr of f32", below=1.001) for r in RATES}
+    # In this order as the engine reads them, so that both name the same fault of several.
+    rates = {r: optional(r, "arr of f32", below=1.001) for r in sorted(RATES)}
     found = keys.find("calibration.miss_slots", "arr of u32", required=False)
     points = 0 if found is None else found.count // n_layers
     slots = optional("miss_slots", "arr of u32", points * n_layers)

@@ -74,6 +74,14 @@ _predictor(23, "miss_curve_negative", "calibration.miss_curve", "arr:f32", [1.0]
 _predictor(23, "miss_curve_infinite", "calibration.miss_curve", "arr:f32", [float("inf")] * 6)
 
 
+@case("r06_one_rate_mistyped_another_short", "predictor")
+def _(m: Model) -> None:
+    """Two faults: readers that look in another order name another rule."""
+    for name, kind, value in (("selected", "f32", [0.5]), ("false_positives", "u32", [0, 1])):
+        m.drop(f"flash_ffn.calibration.{name}")
+        m.kv.append((f"flash_ffn.calibration.{name}", f"arr:{kind}", value))
+
+
 @case("r23_miss_curve_without_slots", "predictor")
 def _(m: Model) -> None:
     m.drop("flash_ffn.calibration.miss_slots")
