@@ -2,6 +2,8 @@
 
 #include "memory.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <chrono>
 #include <new>
@@ -15,9 +17,18 @@ constexpr std::chrono::milliseconds pause{ 100 };
 constexpr int quiet_looks = 30;                                     // before the cache grows again
 constexpr uint64_t least_margin = 8 << 20, most_margin = 256 << 20; // bytes
 
+// A look holds locks of the model: a fork meanwhile would leave them locked in the child, for ever.
+std::mutex looking;
+
+void let_no_look_cross_a_fork() {
+    pthread_atfork([] { looking.lock(); }, [] { looking.unlock(); }, [] { looking.unlock(); });
+}
+
 } // namespace
 
 Watcher::Watcher(Model & model) : model_(model), end_(new End()) {
+    static std::once_flag once;
+    std::call_once(once, let_no_look_cross_a_fork);
     try {
         thread_ = std::make_unique<std::thread>([this] { run(); });
     } catch (const std::system_error &) { // no thread, nothing watched: the budget holds all the same
@@ -53,6 +64,7 @@ void Watcher::run() {
 }
 
 void Watcher::look() {
+    std::lock_guard<std::mutex> lock(looking);
     const auto [budget, floor] = model_.budget_and_floor();
     const uint64_t free = available_memory(), spare = budget - std::min(budget, floor);
     const uint64_t margin = std::min(std::max(budget / 16, least_margin), most_margin);
