@@ -102,16 +102,17 @@ public:
         if (files_.empty() && !fds.empty() && register_with(IORING_REGISTER_FILES, fds.data(), fds.size())) {
             files_ = files;
         }
+        std::vector<iovec> buffers;          // nobody may take for registered what memory ran out for
         for (const iovec & piece : memory) { // a buffer is at most so long
             for (size_t at = 0; at < piece.iov_len; at += largest_buffer) {
-                buffers_.push_back(
+                buffers.push_back(
                     { static_cast<char *>(piece.iov_base) + at, std::min(largest_buffer, piece.iov_len - at) });
             }
         }
-        std::sort(buffers_.begin(), buffers_.end(),
+        std::sort(buffers.begin(), buffers.end(),
                   [](const iovec & a, const iovec & b) { return a.iov_base < b.iov_base; });
-        if (buffers_.empty() || !register_with(IORING_REGISTER_BUFFERS, buffers_.data(), buffers_.size())) {
-            buffers_.clear();
+        if (!buffers.empty() && register_with(IORING_REGISTER_BUFFERS, buffers.data(), buffers.size())) {
+            buffers_ = std::move(buffers);
         }
     }
 
