@@ -11,7 +11,9 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <new>
 
 // What a context was charged; its address is the engine's key.
 struct gguf_flash_charge {
@@ -94,7 +96,10 @@ ContextMemory foresee(llama_model & model, const llama_context_params & params) 
         llama_hparams & hparams;
     } counting(model.hparams);
     LLAMA_LOG_INFO("gguf_flash: counting what the context will take; buffers of these sizes follow\n");
-    llama_context probe(model, params);
+    llama_context_params counted = params;
+    counted.samplers = nullptr; // a chain can be prepared for one context only
+    counted.n_samplers = 0;
+    llama_context probe(model, counted);
     return measure(probe, params, true);
 }
 
@@ -141,16 +146,19 @@ void gguf_flash_new_context::made(llama_context * ctx) {
     if (engine_ == nullptr) {
         return;
     }
+    std::unique_ptr<llama_context, void (*)(llama_context *)> unless_refused(ctx, llama_free);
     auto charge = std::make_shared<gguf_flash_charge>();
     *charge = { engine_, measure(*ctx, params_, model_.hparams.no_alloc), output_bytes(*ctx, params_) };
-    const gguf_flash::Status status = engine_->charge(charge.get(), charge->memory, &model_);
-    if (!status.ok()) {
-        llama_free(ctx);
-        flash_refuse(status);
-    }
+    or_refuse(engine_->charge(charge.get(), charge->memory, &model_));
     pending_ = false;
-    std::lock_guard<std::mutex> lock(charges_mutex);
-    charges[ctx] = charge;
+    try {
+        std::lock_guard<std::mutex> lock(charges_mutex);
+        charges[ctx] = charge;
+    } catch (const std::bad_alloc &) {
+        engine_->discharge(charge.get());
+        throw;
+    }
+    unless_refused.release();
 }
 
 gguf_flash_old_context::gguf_flash_old_context(const llama_context * ctx) : charge_(charge_of(ctx)) {

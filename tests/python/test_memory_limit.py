@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
@@ -182,6 +183,42 @@ def test_contexts_share_one_limit(tiny: tuple[Path, Path]) -> None:
         assert engine.stats()["memory"] == both
         api.llama_free(second)
         assert engine.stats()["memory"] == one
+
+
+def test_the_cache_stays_warm_for_the_next_context(small_opt: SmallOpt) -> None:
+    """A program that makes its only context again reads nothing that it had."""
+    with Session(small_opt.flash("all"), Settings(ram="100%")) as session:
+        engine, api = session.engine, session.api
+        assert engine is not None
+        params = api.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = 64, 8, 8
+        tokens = (api.llama_token * 1)(1)
+        read = []
+        for _ in range(2):
+            context = api.llama_init_from_model(session._model, params)
+            assert api.llama_decode(context, api.llama_batch_get_one(tokens, 1)) == 0
+            read.append(engine.stats()["total"]["bytes_read"])
+            api.llama_free(context)
+        assert read[0] > 0 and read[1] == read[0]
+
+
+def test_a_context_with_samplers(small_opt: SmallOpt) -> None:
+    """llama.cpp prepares a chain for one context only, and ends the process at a second."""
+    with Session(small_opt.flash("all"), Settings(ram="100%")) as session:
+        api = session.api
+        chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
+        api.llama_sampler_chain_add(chain, api.llama_sampler_init_greedy())
+        params = api.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = 64, 8, 8
+        held = ctypes.cast(chain, ctypes.c_void_p)
+        params.samplers = (api.llama_sampler_seq_config * 1)((0, held))
+        params.n_samplers = 1
+        context = api.llama_init_from_model(session._model, params)
+        assert context
+        tokens = (api.llama_token * 1)(1)
+        assert api.llama_decode(context, api.llama_batch_get_one(tokens, 1)) == 0
+        api.llama_free(context)
+        api.llama_sampler_free(chain)
 
 
 def test_more_rows_of_logits_come_out_of_the_cache(small_opt: SmallOpt) -> None:

@@ -26,6 +26,11 @@ constexpr uint64_t neuron_bytes = 14 * sizeof(uint32_t) + sizeof(uint8_t *) + si
 
 constexpr uint64_t wave_floats = 1 << 20; // as in wave.cpp
 
+// Of a thread for a prompt's products (together.cpp), at most.
+uint64_t products_bytes(uint64_t n_tokens, uint64_t n_embd) {
+    return (8 * n_tokens + 4 * n_embd + 4112) * sizeof(float);
+}
+
 std::string mib(uint64_t bytes) {
     char text[32];
     std::snprintf(text, sizeof(text), "%.1f MiB", double(bytes) / (1024 * 1024));
@@ -73,10 +78,10 @@ uint64_t Model::call_bytes(uint32_t n_tokens, uint32_t threads) const {
         std::any_of(layout_.layers.begin(), layout_.layers.end(), [](const LayerLayout & l) { return l.has_codes(); });
     const uint64_t h = tokens * wave * sizeof(float);
     uint64_t bytes = stream_buffers * stream_piece_ + neuron_bytes * n_ff + ring_bytes;
-    bytes += uint64_t(settings_.depth) * thread_bytes;
-    bytes += (layout_.architecture == "bitnet" ? 2 : 1) * h; // its norm needs their squares, too
-    bytes += 2 * tokens * layout_.n_embd * sizeof(float);    // x for gate and up, at most as floats
-    bytes += threads * (uint64_t(128) << 10);                // rows as floats
+    bytes += uint64_t(settings_.depth) * (thread_bytes + settings_.gap); // where pread's threads read gaps to
+    bytes += (layout_.architecture == "bitnet" ? 2 : 1) * h;             // its norm needs their squares, too
+    bytes += 2 * tokens * layout_.n_embd * sizeof(float);                // x for gate and up, at most as floats
+    bytes += threads * ((uint64_t(128) << 10) + products_bytes(tokens, layout_.n_embd)); // rows as floats
     if (codes) {
         bytes += tokens * code_lanes * layout_.n_embd * sizeof(float);
         bytes += threads * std::max<uint64_t>(n_ff, code_block) * 24; // CodeScratch
@@ -141,8 +146,16 @@ std::vector<uint32_t> Model::slots_for(uint64_t spare) const {
     return share_slots(layout_.layers, slot_bytes_, spare);
 }
 
-// Caches as large as the budget allows; least: as small as can be.
-Status Model::rebudget(bool least) {
+Status Model::rebudget() {
+    try {
+        return fit();
+    } catch (const std::bad_alloc &) {
+        return without_memory("change the neuron cache of", label_);
+    }
+}
+
+// Caches as large as the budget allows.
+Status Model::fit() {
     const MemoryParts parts = needs();
     const uint64_t budget = wanted(parts);
     if (opening_ == Opening::sizes) {
@@ -152,9 +165,9 @@ Status Model::rebudget(bool least) {
     if (budget < parts.floor()) {
         return too_small(parts, budget);
     }
-    const bool waits = opening_ == Opening::contexts && contexts_.empty();
+    const bool waits = opening_ == Opening::contexts && !had_context_; // what the first takes is not known yet
     const uint64_t spare = budget - parts.floor();
-    const Status status = resize(slots_for(least || waits ? 0 : spare - std::min(spare, yielded_)));
+    const Status status = resize(slots_for(room_ || waits ? 0 : spare - std::min(spare, yielded_)));
     ram_bytes_ = status.ok() ? budget : ram_bytes_;
     return status;
 }
@@ -167,8 +180,12 @@ Status Model::set_ram(const std::string & value) {
     }
     std::lock_guard<std::mutex> lock(budget_mutex_);
     const auto before = std::make_tuple(limit_, share_, automatic_);
-    choose(asked);
-    status = rebudget();
+    try {
+        choose(asked);
+        status = rebudget();
+    } catch (const std::bad_alloc &) {
+        status = without_memory("change the RAM limit of", label_);
+    }
     if (!status.ok()) {
         std::tie(limit_, share_, automatic_) = before;
     }
@@ -202,28 +219,43 @@ Status Model::yield(uint64_t bytes) {
 
 Status Model::set_host_memory(uint64_t weights, uint64_t vocabulary) {
     std::lock_guard<std::mutex> lock(budget_mutex_);
-    weights_ = weights == 0 ? layout_.resident_bytes() : weights + own_tensor_bytes(layout_);
+    const uint64_t all = weights == 0 ? layout_.resident_bytes() : weights + own_tensor_bytes(layout_);
+    if (all == weights_ && vocabulary == vocabulary_) {
+        return {};
+    }
+    weights_ = all;
     vocabulary_ = vocabulary;
     return rebudget();
 }
 
 Status Model::charge(const void * key, const ContextMemory & memory, const void * replaced) {
     std::lock_guard<std::mutex> lock(budget_mutex_);
-    const std::map<const void *, ContextMemory> before = contexts_;
-    contexts_.erase(replaced);
-    contexts_[key] = memory;
+    std::map<const void *, ContextMemory> contexts;
+    try {
+        contexts = contexts_;
+        contexts.erase(replaced);
+        contexts[key] = memory;
+    } catch (const std::bad_alloc &) {
+        return without_memory("make a context of", label_);
+    }
+    contexts_.swap(contexts);
+    room_ = room_ && replaced == nullptr;
+    had_context_ = true;
     const Status status = rebudget();
     if (!status.ok()) {
-        contexts_ = before;
+        contexts_.swap(contexts);
     }
     return status;
 }
 
 void Model::discharge(const void * key) {
     std::lock_guard<std::mutex> lock(budget_mutex_);
-    contexts_.erase(key);
+    if (contexts_.erase(key) == 0) {
+        room_ = false; // the context that make_room() was for was not made
+    }
+    drop_sessions();          // their scratch is as large as the largest context asked for
     if (!contexts_.empty()) { // else the caches stay for the next context
-        rebudget();           // also after make_room() for one that was not made
+        rebudget();
     }
 }
 
@@ -234,7 +266,10 @@ size_t Model::n_contexts() const {
 
 Status Model::make_room() {
     std::lock_guard<std::mutex> lock(budget_mutex_);
-    return rebudget(true);
+    room_ = true;
+    const Status status = rebudget();
+    room_ = status.ok();
+    return status;
 }
 
 Status Model::check_ram() const {

@@ -345,6 +345,20 @@ Result<std::unique_ptr<Session>> Model::borrow() {
     return session;
 }
 
+void Model::drop_sessions() {
+    std::unique_ptr<Session> dropped[kept_sessions]; // destroyed without the lock: a reader waits for its threads
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (std::unique_ptr<Session> & session : dropped) {
+        if (!sessions_.empty()) {
+            session = std::move(sessions_.back());
+            sessions_.pop_back();
+            if (session->pid != getpid()) {
+                session.release(); // as in borrow()
+            }
+        }
+    }
+}
+
 void Model::give_back(std::unique_ptr<Session> session) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (sessions_.size() < kept_sessions) {

@@ -21,13 +21,13 @@ Status Model::resize(const std::vector<uint32_t> & slots) {
         }
         moves.reserve(most);
     } catch (const std::bad_alloc &) {
-        return without_memory("change the neuron cache of '" + label_ + "'");
+        return without_memory("change the neuron cache of", label_);
     }
     if (same) {
         return {};
     }
     if (!grow(slots)) {
-        return without_memory("enlarge the neuron cache of '" + label_ + "'");
+        return without_memory("enlarge the neuron cache of", label_);
     }
     settle_ahead();
     enlist_all(false); // pages that are enlisted would not go back to the system

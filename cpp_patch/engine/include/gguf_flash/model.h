@@ -154,7 +154,8 @@ public:
     Status charge(const void * key, const ContextMemory & memory, const void * replaced = nullptr);
     void discharge(const void * key);
     size_t n_contexts() const;
-    // Leaves the smallest cache, for a context whose needs nobody knows yet; the next charge ends it.
+    // Leaves the smallest cache, for a context whose needs nobody knows yet, until it is charged or, if it
+    // was not made, discharged.
     Status make_room();
     // Code::ram_too_small with the sentence that a run would end with; for Opening::sizes.
     Status check_ram() const;
@@ -196,7 +197,9 @@ private:
     uint64_t wanted(const MemoryParts & parts) const;
     uint64_t automatic_ram(uint64_t held) const;
     uint64_t whole_cache() const;
-    Status rebudget(bool least = false);
+    Status rebudget();
+    Status fit();
+    void drop_sessions();
     Status too_small(const MemoryParts & parts, uint64_t bytes) const;
     std::vector<uint32_t> slots_for(uint64_t spare) const;
     uint64_t call_bytes(uint32_t n_tokens, uint32_t threads) const;
@@ -227,7 +230,9 @@ private:
     bool automatic_ = false;          // nobody chose the limit: no more of it than there is a use for
     double share_ = 0;                // of the bundles
     uint64_t yielded_ = 0;            // of the budget, to others
-    uint64_t ram_bytes_ = 0;          // the budget as it came out
+    bool room_ = false;               // make_room() holds
+    bool had_context_ = false;
+    uint64_t ram_bytes_ = 0; // the budget as it came out
     uint64_t weights_ = 0, vocabulary_ = 0;
     std::map<const void *, ContextMemory> contexts_;
 
