@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from types import FrameType
 from typing import Any
 
@@ -47,6 +49,7 @@ class Verbs(ModuleGroup):
         except BrokenPipeError:
             raise
         except OSError as error:
+            _drop_output()
             _say(f"cannot write what was asked for: {error.strerror or error}")
             raise SystemExit(_REFUSED) from error
 
@@ -61,6 +64,7 @@ class Verbs(ModuleGroup):
         except FlashError as error:
             _say(str(error))
         except OSError as error:
+            _drop_output()
             name = f" '{error.filename}'" if error.filename else ""
             _say(f"the system refused an operation on a file{name}: {error.strerror or error}")
         except KeyboardInterrupt:
@@ -83,6 +87,14 @@ class Verbs(ModuleGroup):
 
 def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
+
+
+def _drop_output() -> None:
+    """If stdout cannot be written, drop what it holds: it would fail once more when Python ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(message: str) -> None:

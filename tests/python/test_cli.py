@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -105,10 +106,13 @@ def test_a_hugging_face_folder_without_torch(cli: Cli, tmp_path: Path) -> None:
 def test_output_onto_a_full_disk(tiny: tuple[Path, Path], words: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "gguf_flash", *words]
     command = [str(tiny[1]) if word == "MODEL" else word for word in command]
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tiny[1].parent, check=False
-        )
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("gguf-flash: ") and "No space left on device" in line
+    buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    for environment in (buffered, {**buffered, "PYTHONUNBUFFERED": "1"}):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tiny[1].parent,
+                env=environment, check=False,
+            )  # fmt: skip
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("gguf-flash: ") and "No space left on device" in line
