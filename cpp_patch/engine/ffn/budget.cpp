@@ -5,7 +5,6 @@
 #include "share.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <tuple>
 
 namespace gguf_flash {
@@ -23,19 +22,6 @@ constexpr uint64_t piece_bytes = 320;
 
 // Of a call for each of a layer's neurons: the lists of Session, a read and its two segments.
 constexpr uint64_t neuron_bytes = 14 * sizeof(uint32_t) + sizeof(uint8_t *) + sizeof(ReadOp) + 2 * sizeof(iovec);
-
-constexpr uint64_t wave_floats = 1 << 20; // as in wave.cpp
-
-// Of a thread for a prompt's products (together.cpp), at most.
-uint64_t products_bytes(uint64_t n_tokens, uint64_t n_embd) {
-    return (8 * n_tokens + 4 * n_embd + 4112) * sizeof(float);
-}
-
-std::string mib(uint64_t bytes) {
-    char text[32];
-    std::snprintf(text, sizeof(text), "%.1f MiB", double(bytes) / (1024 * 1024));
-    return text;
-}
 
 uint32_t most_neurons(const Layout & layout) {
     uint32_t most = 0;
@@ -73,7 +59,7 @@ uint64_t Model::fixed_bytes() const {
 // Of one running call: a Session.
 uint64_t Model::call_bytes(uint32_t n_tokens, uint32_t threads) const {
     const uint64_t n_ff = most_neurons(layout_), tokens = n_tokens;
-    const uint64_t wave = std::min<uint64_t>(n_ff, std::max<uint64_t>(256, wave_floats / tokens));
+    const uint64_t wave = std::min<uint64_t>(n_ff, wave_neurons(n_tokens));
     const bool codes =
         std::any_of(layout_.layers.begin(), layout_.layers.end(), [](const LayerLayout & l) { return l.has_codes(); });
     const uint64_t h = tokens * wave * sizeof(float);
@@ -81,7 +67,8 @@ uint64_t Model::call_bytes(uint32_t n_tokens, uint32_t threads) const {
     bytes += uint64_t(settings_.depth) * (thread_bytes + settings_.gap); // where pread's threads read gaps to
     bytes += (layout_.architecture == "bitnet" ? 2 : 1) * h;             // its norm needs their squares, too
     bytes += 2 * tokens * layout_.n_embd * sizeof(float);                // x for gate and up, at most as floats
-    bytes += threads * ((uint64_t(128) << 10) + products_bytes(tokens, layout_.n_embd)); // rows as floats
+    bytes += threads * (uint64_t(128) << 10);                            // rows as floats
+    bytes += threads * (together_neurons * tokens + dot_rows_scratch(layout_.n_embd)) * sizeof(float);
     if (codes) {
         bytes += tokens * code_lanes * layout_.n_embd * sizeof(float);
         bytes += threads * std::max<uint64_t>(n_ff, code_block) * 24; // CodeScratch

@@ -104,11 +104,15 @@ struct LayerState {
 
 constexpr uint64_t read_limit = 512 * 1024; // bytes of one merged read
 constexpr uint64_t stream_limit = 2 << 20;  // bytes of one streamed read: all threads meet after each
+constexpr uint32_t together_neurons = 8;    // whose products with a prompt's tokens are computed at once
 constexpr int stream_buffers = 4;           // reads in flight while a layer streams
 
 // The thresholds of each neuron of a layer that has them. Code::io, or corrupt for one that is no threshold.
 Status read_thresholds(const Layout & layout, const LayerLayout & layer, const std::string & label,
                        std::vector<float> & to);
+
+// Most neurons of a wave, so that its activations, a float for each of them and each token, stay small.
+uint32_t wave_neurons(uint32_t n_tokens);
 
 // Bytes of a streamed read of this layer, at least a bundle: the buffers together are no more than half
 // a layer, so that they do not crowd a small model's cache out of its budget. Whole blocks of codes.

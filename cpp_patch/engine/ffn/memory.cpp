@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -93,6 +94,12 @@ uint64_t available_memory() {
         }
     }
     return least;
+}
+
+std::string mib(uint64_t bytes) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "%.1f MiB", double(bytes) / (1024 * 1024));
+    return text;
 }
 
 bool Pages::allocate(size_t bytes) {

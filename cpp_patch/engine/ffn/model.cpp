@@ -2,10 +2,10 @@
 
 #include "gguf_flash/round.h"
 #include "layer_state.h"
+#include "memory.h"
 #include "watch.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <new>
 #include <utility>
 
@@ -17,12 +17,6 @@ namespace {
 constexpr size_t kept_sessions = 2;
 
 constexpr int ahead_depth = 512; // a layer of misses: nobody hands on the next while attention computes
-
-std::string mib(uint64_t bytes) {
-    char text[32];
-    std::snprintf(text, sizeof(text), "%.1f MiB", double(bytes) / (1024 * 1024));
-    return text;
-}
 
 } // namespace
 

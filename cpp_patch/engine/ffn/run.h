@@ -86,7 +86,6 @@ private:
 
     // together.cpp: several neurons' products with a prompt
     static constexpr uint32_t together_tokens = 8; // from here on
-    static constexpr uint32_t together_neurons = 8;
     void compute_together(const uint32_t * items, uint32_t n, uint32_t first, uint32_t wave);
     uint64_t count_predicted(uint32_t neuron) const;
     const float * products_of(Part part, const uint32_t * items, uint32_t n, uint64_t needed);

@@ -6,11 +6,10 @@
 
 namespace gguf_flash {
 
-namespace {
-
-constexpr uint32_t wave_floats = 1 << 20; // bound on tokens * neurons of one wave, for its activations
-
-} // namespace
+uint32_t wave_neurons(uint32_t n_tokens) {
+    constexpr uint32_t floats = 1 << 20;
+    return std::max<uint32_t>(256, floats / n_tokens);
+}
 
 // Plans selection[first, end): hits are ready at once, misses get a slot and a read. Returns end.
 uint32_t FfnRun::plan_wave(uint32_t first) {
@@ -19,7 +18,7 @@ uint32_t FfnRun::plan_wave(uint32_t first) {
     s.misses.clear();
     s.missing.clear();
     late_ = 0;
-    const uint32_t most = std::max<uint32_t>(256, wave_floats / in_.n_tokens);
+    const uint32_t most = wave_neurons(in_.n_tokens);
     const uint32_t limit = uint32_t(std::min<size_t>(s.selection.size(), size_t(first) + most));
     uint32_t end = first;
     for (; end < limit; ++end) {
