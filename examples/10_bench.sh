@@ -31,5 +31,5 @@ pair=("$out/dense.gguf" "$out/flash.gguf")
 gguf-flash bench io "$out/flash.gguf" --sizes 4KiB,16KiB --depths 1,32 --seconds 0.05 --out "$out/io.json"
 gguf-flash bench decode "${pair[@]}" "${limit[@]}" "${arms[@]}" --rounds 2 --tokens 16 --out "$out/decode.json"
 gguf-flash bench ablation "${pair[@]}" "${limit[@]}" --rounds 1 --tokens 16
-gguf-flash bench memory "${pair[@]}" "${limit[@]}" --shares 180,220 --tokens 16 # buffers are larger than so small a model
+gguf-flash bench memory "${pair[@]}" "${limit[@]}" --shares 200,250 --tokens 16 # buffers are larger than so small a model
 gguf-flash bench long "${pair[@]}" "${limit[@]}" --tokens 100

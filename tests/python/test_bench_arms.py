@@ -117,7 +117,7 @@ def test_ablation_of_a_file_without_predictor(cli: Cli, small_opt: object) -> No
 
 
 def test_memory_report(cli: Cli, planted: Path) -> None:
-    words = (*FEW, "--no-cgroup", "--shares", "1,170,220", "--threads", "1")
+    words = (*FEW, "--no-cgroup", "--shares", "1,200,250", "--threads", "1")
     report = cli.json("bench", "memory", *pair(planted), *words)
     check_head(report, "memory")
     low, middle, high = report["points"]
