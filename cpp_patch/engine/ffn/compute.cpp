@@ -205,12 +205,20 @@ void FfnRun::accumulate_expanded(const PartLayout & down, uint32_t first, uint32
     const uint32_t wave = end - first;
     for (uint32_t i = first; i < end; i += expand_rows) {
         const uint32_t count = std::min(expand_rows, end - i);
+        const uint32_t * active = s.active[size_t(ith_)].data() + size_t(i - first) / expand_rows * in_.n_tokens;
+        uint32_t any = 0;
+        for (uint32_t t = 0; t < in_.n_tokens; ++t) {
+            any |= active[t];
+        }
         for (uint32_t r = 0; r < count; ++r) {
-            expand_row(down.type, s.rows[i + r] + down.offset, column, n, rows.data() + r * n);
+            if ((any >> r & 1) != 0) {
+                expand_row(down.type, s.rows[i + r] + down.offset, column, n, rows.data() + r * n);
+            } else { // not touched, but rows between active ones are added with h = 0
+                std::memset(rows.data() + r * n, 0, n * sizeof(float));
+            }
         }
         for (uint32_t t = 0; t < in_.n_tokens; ++t) {
-            const uint32_t active = s.active[size_t(ith_)][size_t(i - first) / expand_rows * in_.n_tokens + t];
-            add_active(rows.data(), n, s.h.data() + size_t(t) * wave + (i - first), active,
+            add_active(rows.data(), n, s.h.data() + size_t(t) * wave + (i - first), active[t],
                        in_.out + t * in_.out_stride + column, n);
         }
     }
