@@ -204,7 +204,7 @@ class Generation:
             "prompt_s": self._prompt_s,
             "prompt_bytes": difference(start, prompted)["bytes_read"],
             "ram_bytes": memory.get("ram_bytes"),
-            "flash_bytes": sum(layer["n_ff"] * layer["slot_bytes"] for layer in stats["layers"]),
+            "flash_bytes": sum(layer["n_ff"] * layer["read_bytes"] for layer in stats["layers"]),
             "memory": memory,
             "settings": stats["settings"],
             "reader": stats["reader"],

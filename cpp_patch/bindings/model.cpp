@@ -81,6 +81,7 @@ py::dict stats(const PyModel & self) {
         d["layer"] = l.layer;
         d["n_ff"] = l.n_ff;
         d["slots"] = l.slots;
+        d["read_bytes"] = l.read_bytes;
         d["slot_bytes"] = l.slot_bytes;
         layers.append(d);
     }

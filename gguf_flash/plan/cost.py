@@ -112,7 +112,7 @@ def token_cost(
     nbytes = requests = read_s = ffn_bytes = selected = 0.0
     for x, curve, have, missed in zip(facts.layers, curves, slots, misses, strict=True):
         count, through = _requests(x, curve, have, missed, costs.gap)
-        layer_bytes = (missed + through) * x.slot_bytes
+        layer_bytes = (missed + through) * x.read_bytes
         nbytes += layer_bytes
         requests += count
         read_s += _read_s(layer_bytes, count, device, costs.depth)

@@ -24,13 +24,14 @@ _OURS = re.compile(r"blk\.\d+\.ffn_(pred_[ab]\.(weight|bias)|threshold)")
 class LayerFacts:
     """Sizes of one bundled layer in bytes.
 
-    slot_bytes: of a cached bundle. row_bytes: gate and up parts, read for each selected neuron.
+    slot_bytes: of RAM for a cached bundle. read_bytes: of reading it alone. row_bytes: gate and up parts, read for each selected neuron.
     down_bytes: read for each active one. active: share of the neurons, None if it is not known.
     """
 
     layer: int
     n_ff: int
     slot_bytes: int
+    read_bytes: int
     stride: int
     row_bytes: int
     down_bytes: int
@@ -39,7 +40,7 @@ class LayerFacts:
     @property
     def merges(self) -> bool:
         """Whether bundles next to each other are read at once: those that begin on sectors."""
-        return self.slot_bytes == self.stride
+        return self.read_bytes == self.stride
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Facts:
         stats = memory_needs(path, context)
         needs = stats["memory"]
         layers = tuple(
-            _layer(layout, i, int(s["slot_bytes"])) for i, s in enumerate(stats["layers"])
+            _layer(layout, i, int(s["slot_bytes"]), int(s["read_bytes"]))
+            for i, s in enumerate(stats["layers"])
         )
         floor = int(needs["floor_bytes"])
         fixed = floor - int(needs["least_cache_bytes"])
@@ -116,11 +118,11 @@ class Facts:
         return nbytes
 
 
-def _layer(layout: FlashLayout, index: int, slot_bytes: int) -> LayerFacts:
+def _layer(layout: FlashLayout, index: int, slot_bytes: int, read_bytes: int) -> LayerFacts:
     b: LayerBundle = layout.layers[index]
     c = layout.calibration
     shares = c.rates["active"] if c is not None else ()
     down = b.parts[-1].nbytes
     rows = sum(p.nbytes for p in b.parts) - down
     active = shares[index] if shares else None
-    return LayerFacts(b.layer, b.n_ff, slot_bytes, b.stride, rows, down, active)
+    return LayerFacts(b.layer, b.n_ff, slot_bytes, read_bytes, b.stride, rows, down, active)

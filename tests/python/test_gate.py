@@ -96,7 +96,7 @@ def test_reads_are_what_a_replay_predicts(
     model = gguf_flash.open_model(relu, ram="80%", policy=policy, window=window, reader=reader)
     w = weights(relu.parent)
     (layer,) = model.stats()["layers"]
-    plain = PlainCache(layer["slots"], layer["slot_bytes"], policy, window)
+    plain = PlainCache(layer["slots"], layer["read_bytes"], policy, window)
     for x in inputs(60):
         scores = w["blk.0.ffn_up.weight"].astype(np.float64) @ x + w["blk.0.ffn_up.bias"]
         assert np.abs(scores).min() > 1e-6  # far enough from zero for F32 to agree

@@ -73,7 +73,7 @@ def test_cache_is_a_plain_replay(ticks: Ticks, policy: str, window: int) -> None
     for i in LAYERS:
         layer = model.stats()["layers"][i]
         whole += layer["slots"] == layer["n_ff"]
-        plain = PlainCache(layer["slots"], layer["slot_bytes"], policy, window)
+        plain = PlainCache(layer["slots"], layer["read_bytes"], policy, window)
         for x, now in zip(ticks.x[i], ticks.selected[i], strict=True):
             plain.select(np.flatnonzero(now).tolist())
             model.ffn(i, x[None])

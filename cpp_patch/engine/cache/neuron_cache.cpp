@@ -213,8 +213,11 @@ void NeuronCache::resize(uint32_t n_slots, std::vector<SlotMove> & moves) {
 }
 
 uint64_t NeuronCache::bytes(uint32_t n_neurons, Policy policy) {
-    const uint64_t lists = sizeof(Slot) + 3 * sizeof(uint32_t) + sizeof(Listed); // slot_of_, free_, released_, worst_
-    return n_neurons * (lists + (policy == Policy::score ? sizeof(float) : 0));
+    return n_neurons * (sizeof(int32_t) + (policy == Policy::score ? sizeof(float) : 0));
+}
+
+uint64_t NeuronCache::bytes_per_slot() {
+    return sizeof(Slot) + sizeof(int32_t) + sizeof(uint32_t) + sizeof(Listed); // slots_, free_, released_, worst_
 }
 
 void NeuronCache::evict(int32_t slot) {

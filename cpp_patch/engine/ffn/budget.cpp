@@ -48,7 +48,6 @@ uint64_t Model::fixed_bytes() const {
     uint64_t bytes = settings_.gap + 2 * ring_bytes;
     for (const LayerLayout & l : layout_.layers) {
         bytes += NeuronCache::bytes(l.n_ff, settings_.policy);
-        bytes += l.n_ff * (sizeof(Arrival) + sizeof(uint32_t) + sizeof(ReadRun)); // of LayerState
     }
     if (settings_.lookahead && layout_.select == Select::predictor) {
         bytes += piece_bytes * most_neurons(layout_);
@@ -88,15 +87,28 @@ MemoryParts Model::needs() const {
         parts.engine += call_bytes(context.n_tokens, context.threads);
     }
     for (size_t i = 0; i < layout_.layers.size(); ++i) {
-        parts.least += slot_bytes_[i] * std::min(layout_.layers[i].n_ff, least_slots);
+        parts.least += slot_bytes(i) * std::min(layout_.layers[i].n_ff, least_slots);
     }
     return parts;
+}
+
+// Of a slot: a bundle, and its part of the lists of NeuronCache and of LayerState.
+uint64_t Model::slot_bytes(size_t layer) const {
+    return bundle_bytes_[layer] + NeuronCache::bytes_per_slot() + sizeof(Arrival) + sizeof(uint32_t) + sizeof(ReadRun);
+}
+
+uint64_t Model::cache_bytes() const {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < layers_.size(); ++i) {
+        bytes += layers_[i]->cache.n_slots() * slot_bytes(i);
+    }
+    return bytes;
 }
 
 uint64_t Model::whole_cache() const {
     uint64_t bytes = 0;
     for (size_t i = 0; i < layout_.layers.size(); ++i) {
-        bytes += slot_bytes_[i] * layout_.layers[i].n_ff;
+        bytes += slot_bytes(i) * layout_.layers[i].n_ff;
     }
     return bytes;
 }
@@ -130,7 +142,11 @@ Status Model::too_small(const MemoryParts & parts, uint64_t bytes) const {
 }
 
 std::vector<uint32_t> Model::slots_for(uint64_t spare) const {
-    return share_slots(layout_.layers, slot_bytes_, spare);
+    std::vector<uint64_t> bytes;
+    for (size_t i = 0; i < layout_.layers.size(); ++i) {
+        bytes.push_back(slot_bytes(i));
+    }
+    return share_slots(layout_.layers, bytes, spare);
 }
 
 Status Model::rebudget() {
@@ -185,10 +201,7 @@ void Model::choose(const Settings & settings) {
     share_ = settings.ram_share;
     automatic_ = limit_ == 0 && share_ == 0;
     if (automatic_) {
-        uint64_t held = 0;
-        for (const std::unique_ptr<LayerState> & state : layers_) {
-            held += state->slots.bytes();
-        }
+        const uint64_t held = cache_bytes();
         limit_ = automatic_ram(held == 0 ? 0 : needs().without_cache() + held);
     }
 }

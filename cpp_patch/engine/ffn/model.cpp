@@ -161,7 +161,7 @@ Status Model::open_files() {
     }
     for (const LayerLayout & l : layout_.layers) {
         const uint64_t align = files_[l.file]->align();
-        slot_bytes_.push_back(LayerState::slot_bytes_for(l, align));
+        bundle_bytes_.push_back(LayerState::slot_bytes_for(l, align));
         stream_piece_ =
             std::max(stream_piece_, round_up(stream_chunk_bytes(l) + 2 * align, std::max<uint64_t>(align, 4096)));
     }
@@ -286,13 +286,14 @@ Stats Model::stats() const {
     }
     out.resident_bytes = layout_.resident_bytes();
     uint64_t tokens = 0;
-    for (const std::unique_ptr<LayerState> & state : layers_) {
-        std::lock_guard<std::mutex> lock(state->lock);
-        out.layers.push_back(
-            { state->layout.layer, state->layout.n_ff, state->cache.n_slots(), state->slot_bytes, state->counters });
-        out.total.add(state->counters);
-        out.memory.cache += state->slots.bytes();
-        tokens = std::max(tokens, state->counters.tokens);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+        const LayerState & state = *layers_[i];
+        std::lock_guard<std::mutex> lock(layers_[i]->lock);
+        out.layers.push_back({ state.layout.layer, state.layout.n_ff, state.cache.n_slots(), state.slot_bytes,
+                               slot_bytes(i), state.counters });
+        out.total.add(state.counters);
+        out.memory.cache += state.cache.n_slots() * slot_bytes(i);
+        tokens = std::max(tokens, state.counters.tokens);
     }
     out.total.tokens = tokens;
     out.cache_bytes = out.memory.engine + out.memory.cache;

@@ -71,7 +71,8 @@ struct Counters {
 
 struct LayerStats {
     uint32_t layer = 0, n_ff = 0, slots = 0;
-    uint64_t slot_bytes = 0;
+    uint64_t read_bytes = 0; // of a bundle with the sectors it lies in
+    uint64_t slot_bytes = 0; // of RAM for one, with what the engine notes of it
     Counters counters;
 };
 
@@ -196,6 +197,8 @@ private:
     MemoryParts needs() const;
     uint64_t wanted(const MemoryParts & parts) const;
     uint64_t automatic_ram(uint64_t held) const;
+    uint64_t slot_bytes(size_t layer) const;
+    uint64_t cache_bytes() const;
     uint64_t whole_cache() const;
     Status rebudget();
     Status fit();
@@ -220,7 +223,7 @@ private:
     std::string reader_name_;
     Opening opening_ = Opening::alone;
     uint64_t stream_piece_ = 0;
-    std::vector<uint64_t> slot_bytes_; // of each layer
+    std::vector<uint64_t> bundle_bytes_; // of each layer: one with the sectors it lies in
     std::unique_ptr<Pages> trash_;
     std::unique_ptr<Ahead> ahead_; // after the layers, whose memory its reads fill
 

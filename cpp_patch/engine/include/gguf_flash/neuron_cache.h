@@ -94,8 +94,10 @@ public:
     // From now on n_slots. If that is too few for what is cached, the neurons that would be evicted first
     // leave, and those in slots that go change to others: moves, whose room for n_slots() is the caller's.
     void resize(uint32_t n_slots, std::vector<SlotMove> & moves);
-    // Bytes of the lists of a cache, whatever its slots.
+    // Bytes of a cache's lists: those of any number of slots, and what each slot adds. Room for a slot for
+    // each neuron is reserved, but the system gives no memory for what was never used.
     static uint64_t bytes(uint32_t n_neurons, Policy policy);
+    static uint64_t bytes_per_slot();
 
 private:
     struct Slot {
