@@ -24,8 +24,9 @@ _OURS = re.compile(r"blk\.\d+\.ffn_(pred_[ab]\.(weight|bias)|threshold)")
 class LayerFacts:
     """Sizes of one bundled layer in bytes.
 
-    slot_bytes: of RAM for a cached bundle. read_bytes: of reading it alone. row_bytes: gate and up parts, read for each selected neuron.
-    down_bytes: read for each active one. active: share of the neurons, None if it is not known.
+    slot_bytes: of RAM for a cached bundle. read_bytes: of reading it alone. row_bytes: gate and up
+    parts, read for each selected neuron. down_bytes: read for each active one. active: share of
+    the neurons, None if it is not known.
     """
 
     layer: int

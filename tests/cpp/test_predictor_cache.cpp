@@ -156,6 +156,20 @@ TEST_CASE("predictor slots: beyond that, up to whole layers; from the least on w
     }
 }
 
+// Lists that only grow with the slots were once charged for every neuron.
+TEST_CASE("predictor slots: a neuron without one is charged next to nothing") {
+    const auto engine_bytes = [](uint32_t n_ff) {
+        const StoredFlash stored(layers_of({ std::vector<uint32_t>(16, n_ff), {} }));
+        const SettingList least = { { "ram", std::to_string(least_ram(stored.path)) }, { "lookahead", "off" } };
+        const Stats stats = open_flash(stored.path, least)->model().stats();
+        CHECK(stats.layers[0].slots >= 64);
+        CHECK(stats.layers[0].slots < n_ff / 2);
+        return stats.memory.engine;
+    };
+    const uint64_t few = engine_bytes(500), many = engine_bytes(2500);
+    CHECK(many - few < 16 * 2000 * NeuronCache::bytes_per_slot()); // buffers of a call grow, too
+}
+
 TEST_CASE("predictor settings: a threshold for each layer") {
     const Sizes sizes = { { 200, 200, 200 }, {} };
     const StoredFlash stored(layers_of(sizes));
