@@ -16,12 +16,13 @@ from gguf_flash.bench.arms import Arm, Work, alternate, run_arm, stock_folder
 from gguf_flash.bench.bound import bound_of
 from gguf_flash.bench.cgroup import MemoryCgroup
 from gguf_flash.bench.decode import decode, ratio
-from gguf_flash.bench.pair import Pair, Plan
+from gguf_flash.bench.pair import RESERVE, Pair, Plan
 from gguf_flash.cli.bench.decode import verdict
 from gguf_flash.cli.bench.options import end
 from gguf_flash.cli.bench.table import arms_table
 from gguf_flash.errors import ArgumentError, FlashError, IoError, ToolError
 from gguf_flash.runtime import tool_path
+from gguf_flash.sizes import format_size
 
 SMALL = ("--no-cgroup", "--ram", "300MiB", "--threads", "1")
 FEW = ("--tokens", "6", "--warmup", "8")
@@ -341,7 +342,7 @@ def test_bad_ram(ram: str, message: str, cli: Cli, planted: Path) -> None:
 def test_the_ram_that_is_named_as_the_least_is(cli: Cli, planted: Path) -> None:
     words = ("bench", "decode", *pair(planted), *FEW, "--no-cgroup", "--arm", "ours")
     told = cli(*words, code=2).stderr  # the default, half of 5 MB
-    assert "less --reserve 64.0 MiB for the process" in told
+    assert f"less --reserve {format_size(RESERVE)} for the process" in told
     least = int(re.search(r"give at least --ram (\d+)MiB, or less .* --reserve", told)[1])  # type: ignore[index]
     assert "give at least" in cli(*words, "--ram", f"{least - 1}MiB", code=2).stderr
     words = (*words, "--threads", "1", "--rounds", "1")
