@@ -347,7 +347,8 @@ def test_the_ram_that_is_named_as_the_least_is(cli: Cli, planted: Path) -> None:
     assert "give at least" in cli(*words, "--ram", f"{least - 1}MiB", code=2).stderr
     words = (*words, "--threads", "1", "--rounds", "1")
     check_arm(cli.json(*words, "--ram", f"{least}MiB")["arms"][0])
-    check_arm(cli.json(*words, "--ram", f"{least - 63}MiB", "--reserve", "1MiB")["arms"][0])
+    less = f"{least - (RESERVE >> 20) + 1}MiB"
+    check_arm(cli.json(*words, "--ram", less, "--reserve", "1MiB")["arms"][0])
 
 
 def test_models_in_the_wrong_order(cli: Cli, planted: Path) -> None:
