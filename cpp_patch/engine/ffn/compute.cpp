@@ -176,11 +176,17 @@ void FfnRun::accumulate(uint32_t first, uint32_t end) {
 // Which rows have anything to add to which token, found once for all columns of this thread.
 void FfnRun::note_active(uint32_t wave) {
     std::vector<uint32_t> & active = session().active[size_t(ith_)];
-    active.assign(size_t((wave + expand_rows - 1) / expand_rows) * in_.n_tokens, 0);
+    const size_t row = in_.n_tokens + 1;
+    active.assign(size_t((wave + expand_rows - 1) / expand_rows) * row, 0);
     for (uint32_t t = 0; t < in_.n_tokens; ++t) {
         const float * h = session().h.data() + size_t(t) * wave;
         for (uint32_t i = 0; i < wave; ++i) {
-            active[size_t(i / expand_rows) * in_.n_tokens + t] |= uint32_t(h[i] != 0.0f) << (i % expand_rows);
+            active[i / expand_rows * row + t] |= uint32_t(h[i] != 0.0f) << (i % expand_rows);
+        }
+    }
+    for (size_t at = 0; at < active.size(); at += row) {
+        for (uint32_t t = 0; t < in_.n_tokens; ++t) {
+            active[at + in_.n_tokens] |= active[at + t];
         }
     }
 }
@@ -205,13 +211,10 @@ void FfnRun::accumulate_expanded(const PartLayout & down, uint32_t first, uint32
     const uint32_t wave = end - first;
     for (uint32_t i = first; i < end; i += expand_rows) {
         const uint32_t count = std::min(expand_rows, end - i);
-        const uint32_t * active = s.active[size_t(ith_)].data() + size_t(i - first) / expand_rows * in_.n_tokens;
-        uint32_t any = 0;
-        for (uint32_t t = 0; t < in_.n_tokens; ++t) {
-            any |= active[t];
-        }
+        const size_t block = (i - first) / expand_rows;
+        const uint32_t * active = s.active[size_t(ith_)].data() + block * (in_.n_tokens + 1);
         for (uint32_t r = 0; r < count; ++r) {
-            if ((any >> r & 1) != 0) {
+            if ((active[in_.n_tokens] >> r & 1) != 0) {
                 expand_row(down.type, s.rows[i + r] + down.offset, column, n, rows.data() + r * n);
             } else { // not touched, but rows between active ones are added with h = 0
                 std::memset(rows.data() + r * n, 0, n * sizeof(float));

@@ -165,7 +165,7 @@ public:
     std::vector<float> h;                      // [n_tokens, wave]: activations of the wave under way
     std::vector<float> squares;                // [n_tokens, wave]: theirs, where a norm follows
     std::vector<std::vector<float>> expanded;  // per thread: down rows as floats
-    std::vector<std::vector<uint32_t>> active; // per thread: [expand blocks, n_tokens], a bit for each row with h
+    std::vector<std::vector<uint32_t>> active; // per thread: [expand blocks, n_tokens + 1]: rows with h, last of all
     std::vector<CodeScratch> code_scratch;     // per thread
     Pages lanes;                               // floats [n_tokens, code_lanes, n_embd]: sums of down codes so far
     uint32_t wave_end = 0;                     // the wave under way ends before this selected neuron
