@@ -87,20 +87,15 @@ MemoryParts Model::needs() const {
         parts.engine += call_bytes(context.n_tokens, context.threads);
     }
     for (size_t i = 0; i < layout_.layers.size(); ++i) {
-        parts.least += slot_bytes(i) * std::min(layout_.layers[i].n_ff, least_slots);
+        parts.least += slot_bytes_[i] * std::min(layout_.layers[i].n_ff, least_slots);
     }
     return parts;
-}
-
-// Of a slot: a bundle, and its part of the lists of NeuronCache and of LayerState.
-uint64_t Model::slot_bytes(size_t layer) const {
-    return bundle_bytes_[layer] + NeuronCache::bytes_per_slot() + sizeof(Arrival) + sizeof(uint32_t) + sizeof(ReadRun);
 }
 
 uint64_t Model::cache_bytes() const {
     uint64_t bytes = 0;
     for (size_t i = 0; i < layers_.size(); ++i) {
-        bytes += layers_[i]->cache.n_slots() * slot_bytes(i);
+        bytes += slot_bytes_[i] * layers_[i]->cache.n_slots();
     }
     return bytes;
 }
@@ -108,7 +103,7 @@ uint64_t Model::cache_bytes() const {
 uint64_t Model::whole_cache() const {
     uint64_t bytes = 0;
     for (size_t i = 0; i < layout_.layers.size(); ++i) {
-        bytes += slot_bytes(i) * layout_.layers[i].n_ff;
+        bytes += slot_bytes_[i] * layout_.layers[i].n_ff;
     }
     return bytes;
 }
@@ -142,11 +137,7 @@ Status Model::too_small(const MemoryParts & parts, uint64_t bytes) const {
 }
 
 std::vector<uint32_t> Model::slots_for(uint64_t spare) const {
-    std::vector<uint64_t> bytes;
-    for (size_t i = 0; i < layout_.layers.size(); ++i) {
-        bytes.push_back(slot_bytes(i));
-    }
-    return share_slots(layout_.layers, bytes, spare);
+    return share_slots(layout_.layers, slot_bytes_, spare);
 }
 
 Status Model::rebudget() {

@@ -16,6 +16,9 @@ namespace {
 // Readers with scratch kept for the next call; more exist only while more calls run at once.
 constexpr size_t kept_sessions = 2;
 
+// Of a slot, beside its bundle and the lists of NeuronCache: those of LayerState.
+constexpr uint64_t slot_lists = sizeof(Arrival) + sizeof(uint32_t) + sizeof(ReadRun);
+
 constexpr int ahead_depth = 512; // a layer of misses: nobody hands on the next while attention computes
 
 } // namespace
@@ -161,7 +164,7 @@ Status Model::open_files() {
     }
     for (const LayerLayout & l : layout_.layers) {
         const uint64_t align = files_[l.file]->align();
-        bundle_bytes_.push_back(LayerState::slot_bytes_for(l, align));
+        slot_bytes_.push_back(LayerState::slot_bytes_for(l, align) + NeuronCache::bytes_per_slot() + slot_lists);
         stream_piece_ =
             std::max(stream_piece_, round_up(stream_chunk_bytes(l) + 2 * align, std::max<uint64_t>(align, 4096)));
     }
@@ -283,6 +286,7 @@ Stats Model::stats() const {
         std::lock_guard<std::mutex> lock(budget_mutex_);
         out.ram_bytes = ram_bytes_;
         out.memory = needs();
+        out.memory.cache = cache_bytes();
     }
     out.resident_bytes = layout_.resident_bytes();
     uint64_t tokens = 0;
@@ -290,9 +294,8 @@ Stats Model::stats() const {
         const LayerState & state = *layers_[i];
         std::lock_guard<std::mutex> lock(layers_[i]->lock);
         out.layers.push_back({ state.layout.layer, state.layout.n_ff, state.cache.n_slots(), state.slot_bytes,
-                               slot_bytes(i), state.counters });
+                               slot_bytes_[i], state.counters });
         out.total.add(state.counters);
-        out.memory.cache += state.cache.n_slots() * slot_bytes(i);
         tokens = std::max(tokens, state.counters.tokens);
     }
     out.total.tokens = tokens;

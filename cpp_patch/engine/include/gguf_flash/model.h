@@ -197,7 +197,6 @@ private:
     MemoryParts needs() const;
     uint64_t wanted(const MemoryParts & parts) const;
     uint64_t automatic_ram(uint64_t held) const;
-    uint64_t slot_bytes(size_t layer) const;
     uint64_t cache_bytes() const;
     uint64_t whole_cache() const;
     Status rebudget();
@@ -223,7 +222,7 @@ private:
     std::string reader_name_;
     Opening opening_ = Opening::alone;
     uint64_t stream_piece_ = 0;
-    std::vector<uint64_t> bundle_bytes_; // of each layer: one with the sectors it lies in
+    std::vector<uint64_t> slot_bytes_; // of each layer, as in LayerStats
     std::unique_ptr<Pages> trash_;
     std::unique_ptr<Ahead> ahead_; // after the layers, whose memory its reads fill
 
