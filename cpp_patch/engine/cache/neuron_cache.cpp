@@ -1,6 +1,7 @@
 #include "gguf_flash/neuron_cache.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace gguf_flash {
 
@@ -8,8 +9,10 @@ namespace {
 
 constexpr uint32_t rated_tokens = 8; // of a prompt: earlier ones count for nothing any more
 constexpr float rating_limit = 1e6f; // keeps ratings finite
-constexpr size_t listed_slots = 64;  // found by one search that nobody announced
-constexpr size_t lasting_ticks = 8;  // that a list serves, about: it takes sorting
+constexpr uint32_t sign = 1u << 31;  // of a float's bits
+constexpr size_t sieve_classes = 256;
+constexpr size_t listed_slots = 64; // found by one search that nobody announced
+constexpr size_t lasting_ticks = 8; // that a list serves, about: it takes sorting
 
 } // namespace
 
@@ -89,6 +92,18 @@ bool NeuronCache::may_go(const Slot & slot) const {
     return slot.used & !slot.pinned & !needed;
 }
 
+// What leaves first is worth least: by last use, under Policy::score by rating and then by last use.
+uint64_t NeuronCache::worth(const Slot & slot) const {
+    if (policy_ != Policy::score) {
+        return slot.last;
+    }
+    uint32_t bits;
+    const float rating = rating_[slot.neuron] + 0.0f; // no negative zero
+    std::memcpy(&bits, &rating, sizeof(bits));
+    bits = (bits & sign) != 0 ? ~bits : bits | sign; // ordered as the floats are
+    return uint64_t(bits) << 32 | uint32_t(slot.last);
+}
+
 void NeuronCache::expect(uint32_t n_slots) {
     if (n_slots > free_.size() + worst_.size()) {
         find_worst(n_slots - free_.size(), false);
@@ -108,20 +123,17 @@ void NeuronCache::find_worst(size_t least, bool in_order) {
 void NeuronCache::list_worst(size_t most, bool in_order) {
     worst_.resize(n_slots_);
     size_t n = 0;
-    for (uint32_t i = 0; i < n_slots_; ++i) { // without a branch, which no processor would predict
-        worst_[n] = { i, uint32_t(slots_[i].last) };
-        n += may_go(slots_[i]) ? 1 : 0;
+    for (const Slot & slot : slots_) { // without a branch, which no processor would predict
+        worst_[n] = { worth(slot), slot.neuron };
+        n += may_go(slot) ? 1 : 0;
     }
     worst_.resize(n);
-    const auto better = [this](const Listed & a, const Listed & b) {
-        const Slot &x = slots_[a.slot], &y = slots_[b.slot];
-        if (policy_ == Policy::score && rating_[x.neuron] != rating_[y.neuron]) {
-            return rating_[x.neuron] > rating_[y.neuron];
-        }
-        return x.last != y.last ? x.last > y.last : x.neuron > y.neuron;
+    const auto better = [](const Listed & a, const Listed & b) {
+        return a.worth != b.worth ? a.worth > b.worth : a.neuron > b.neuron;
     };
-    all_listed_ = worst_.size() <= most;
+    all_listed_ = n <= most;
     if (!all_listed_) {
+        sift_listed(most);
         const auto cut = worst_.end() - long(most);
         std::nth_element(worst_.begin(), cut, worst_.end(), better);
         worst_.erase(worst_.begin(), cut);
@@ -129,6 +141,33 @@ void NeuronCache::list_worst(size_t most, bool in_order) {
     if (in_order) {
         std::sort(worst_.begin(), worst_.end(), better);
     }
+}
+
+// Drops most of what is listed beyond the worst ones, by a histogram: sorting mispredicts every other branch.
+void NeuronCache::sift_listed(size_t most) {
+    uint64_t low = ~uint64_t(0), high = 0;
+    for (const Listed & listed : worst_) {
+        low = std::min(low, listed.worth);
+        high = std::max(high, listed.worth);
+    }
+    int shift = 0;
+    while ((high - low) >> shift >= sieve_classes) {
+        ++shift;
+    }
+    uint32_t counts[sieve_classes] = {};
+    for (const Listed & listed : worst_) {
+        ++counts[(listed.worth - low) >> shift];
+    }
+    uint64_t last = 0; // class that is needed
+    for (size_t below = counts[0]; below < most; below += counts[last]) {
+        ++last;
+    }
+    size_t n = 0;
+    for (const Listed & listed : worst_) { // no branch here, either
+        worst_[n] = listed;
+        n += (listed.worth - low) >> shift <= last ? 1 : 0;
+    }
+    worst_.resize(n);
 }
 
 bool NeuronCache::evict_worst() {
@@ -141,9 +180,9 @@ bool NeuronCache::evict_worst() {
         }
         const Listed listed = worst_.back();
         worst_.pop_back();
-        const Slot & slot = slots_[listed.slot];
-        if (uint32_t(slot.last) == listed.last && may_go(slot)) {
-            evict(int32_t(listed.slot));
+        const int32_t slot = slot_of_[listed.neuron];
+        if (slot != none && worth(slots_[slot]) == listed.worth && may_go(slots_[slot])) { // else used since
+            evict(slot);
             return true;
         }
     }
@@ -188,7 +227,7 @@ void NeuronCache::resize(uint32_t n_slots, std::vector<SlotMove> & moves) {
     if (n_cached() > n_slots) {
         list_worst(n_cached() - n_slots, false);
         for (const Listed & listed : worst_) {
-            evict(int32_t(listed.slot));
+            evict(slot_of_[listed.neuron]);
         }
         worst_.clear();
     }

@@ -110,14 +110,16 @@ private:
     };
 
     struct Listed {
-        uint32_t slot;
-        uint32_t last; // of the slot when it was listed: another one now, and it has been used since
+        uint64_t worth; // see worth()
+        uint32_t neuron;
     };
 
     void begin_evicting();
     bool may_go(const Slot & slot) const;
+    uint64_t worth(const Slot & slot) const;
     void find_worst(size_t least, bool in_order);
     void list_worst(size_t most, bool in_order);
+    void sift_listed(size_t most);
     bool evict_worst();
     bool evict_released();
     void evict(int32_t slot);
