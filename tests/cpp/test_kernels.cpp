@@ -135,6 +135,30 @@ TEST_CASE("kernels: accumulate has the same bits as one axpy per row") {
     }
 }
 
+TEST_CASE("kernels: list_marked lists the same in every table, and writes nowhere else") {
+    Random random(11);
+    for (uint32_t n : { 0u, 1u, 15u, 16u, 17u, 64u, 100u, 1000u }) {
+        for (uint32_t one_in : { 1u, 3u, 10u, 5000u }) {
+            std::vector<uint32_t> marks(n), expected;
+            for (uint32_t i = 0; i < n; ++i) {
+                marks[i] = random.bits() % one_in == 0 ? 1 + uint32_t(random.bits()) % 7 : 0;
+                marks[i] = i % 13 == 5 ? 0x80000000u : marks[i]; // no bit of a mark may be overlooked
+                if (marks[i] != 0) {
+                    expected.push_back(i);
+                }
+            }
+            for (const Kernels * table : available_kernels()) {
+                CAPTURE(table->name);
+                std::vector<uint32_t> out(n); // to its end: an address sanitizer sees what lies beyond
+                const size_t count = table->list_marked(marks.data(), n, out.data());
+                REQUIRE(count == expected.size());
+                out.resize(count);
+                CHECK(out == expected);
+            }
+        }
+    }
+}
+
 TEST_CASE("kernels: accumulate ignores the weights of inactive rows") {
     const float inf = INFINITY;
     const std::vector<float> w(40, inf), a = { 0.0f };

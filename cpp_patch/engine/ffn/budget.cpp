@@ -21,7 +21,7 @@ constexpr uint64_t ring_bytes = 256 << 10, thread_bytes = 16 << 10;
 constexpr uint64_t piece_bytes = 320;
 
 // Of a call for each of a layer's neurons: the lists of Session, a read and its two segments.
-constexpr uint64_t neuron_bytes = 14 * sizeof(uint32_t) + sizeof(uint8_t *) + sizeof(ReadOp) + 2 * sizeof(iovec);
+constexpr uint64_t neuron_bytes = 15 * sizeof(uint32_t) + sizeof(uint8_t *) + sizeof(ReadOp) + 2 * sizeof(iovec);
 
 uint32_t most_neurons(const Layout & layout) {
     uint32_t most = 0;

@@ -127,17 +127,6 @@ struct CodeScratch {
     std::vector<uint8_t> quantized;   // and their Q8_0 blocks
 };
 
-// Lists the i below n for which test(i) is true in out, which has room for n. Returns how many. Without
-// branches: which neurons are selected is nothing that a processor predicts.
-template <class Test> size_t list_where(uint32_t n, uint32_t * out, const Test & test) {
-    size_t count = 0;
-    for (uint32_t i = 0; i < n; ++i) {
-        out[count] = i;
-        count += test(i) ? 1 : 0;
-    }
-    return count;
-}
-
 // What one running call needs beyond the layer: kept by the model between calls so that a steady
 // state allocates nothing.
 class Session {
@@ -150,7 +139,7 @@ public:
     const int pid = getpid();          // a fork's child must not use its parent's ring or threads
     std::vector<uint8_t> xq[2];        // x in the dot product's type: for gate rows, for up rows
     std::vector<uint32_t> last;        // per neuron: 0, or 1 + the last token that selects it
-    std::vector<uint8_t> marks;        // per neuron: some token of the call will select it, scratch
+    std::vector<uint32_t> marks;       // per neuron: some token of the call will select it, scratch
     std::vector<uint32_t> listed;      // per neuron: room for those found, scratch
     std::vector<Selected> selection;   // ascending by neuron
     std::vector<const uint8_t *> rows; // per selected neuron: its bundle

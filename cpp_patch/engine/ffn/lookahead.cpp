@@ -1,6 +1,7 @@
 // Reading the next layer's neurons while this one and the attention between them compute: what its
 // predictor says of this layer's input is nearly what it will say of its own. Only what is cached
 // depends on it, never what is selected. Everything here runs on thread 0.
+#include "gguf_flash/kernels.h"
 #include "reads.h"
 #include "run.h"
 
@@ -95,7 +96,7 @@ void FfnRun::acquire_ahead(LayerState & next) {
         }
     }
     s.listed.resize(n_ff);
-    const size_t n = list_where(n_ff, s.listed.data(), [&](uint32_t i) { return s.marks[i] != 0; });
+    const size_t n = kernels().list_marked(s.marks.data(), n_ff, s.listed.data());
     std::vector<uint32_t> & wanted = s.ahead;
     wanted.clear();
     next.cache.begin_ahead();

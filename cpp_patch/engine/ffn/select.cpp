@@ -82,7 +82,7 @@ void FfnRun::list_selected() {
                                   op_.model_->label() + "' gives scores that are not numbers; train it again" });
         return;
     }
-    const size_t n = list_where(state_.layout.n_ff, s.listed.data(), [&](uint32_t i) { return s.last[i] != 0; });
+    const size_t n = kernels().list_marked(s.last.data(), state_.layout.n_ff, s.listed.data());
     for (size_t k = 0; k < n; ++k) {
         s.selection.push_back({ s.listed[k], s.last[s.listed[k]] - 1 });
     }

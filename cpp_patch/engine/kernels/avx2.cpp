@@ -127,7 +127,8 @@ bool cpu_has_avx2() {
            (c & bit_F16C) != 0;
 }
 
-const Kernels avx2_kernels = { "avx2",     axpy_f32,       axpy_f16, axpy_bf16,    axpy_q8_0,     axpy_q4_0,
-                               accumulate, avx2_add_codes, fma_silu, avx2_dot_f16, avx2_dot_q8_0, avx2_dot_q4_0 };
+const Kernels avx2_kernels = { "avx2",       axpy_f32,      axpy_f16,       axpy_bf16,          axpy_q8_0,
+                               axpy_q4_0,    accumulate,    avx2_add_codes, scalar_list_marked, fma_silu,
+                               avx2_dot_f16, avx2_dot_q8_0, avx2_dot_q4_0 };
 
 } // namespace gguf_flash

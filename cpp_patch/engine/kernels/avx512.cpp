@@ -128,6 +128,25 @@ void accumulate(const float * w, size_t ld, const float * a, size_t n_rows, floa
     });
 }
 
+// Whole vectors are stored, also of few indices: out has room for n, and no more than i are listed yet.
+size_t list_marked(const uint32_t * marks, size_t n, uint32_t * out) {
+    const size_t body = n / lanes * lanes;
+    __m512i index = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    size_t count = 0;
+    for (size_t i = 0; i < body; i += lanes) {
+        const __m512i values = _mm512_loadu_si512(marks + i);
+        const __mmask16 marked = _mm512_test_epi32_mask(values, values);
+        _mm512_storeu_si512(out + count, _mm512_maskz_compress_epi32(marked, index));
+        count += size_t(__builtin_popcount(marked));
+        index = _mm512_add_epi32(index, _mm512_set1_epi32(int(lanes)));
+    }
+    for (size_t i = body; i < n; ++i) {
+        out[count] = uint32_t(i);
+        count += marks[i] != 0 ? 1 : 0;
+    }
+    return count;
+}
+
 } // namespace
 
 bool cpu_has_avx512() { // the compiler's support asks the system, too, whether it keeps the wide registers
@@ -142,17 +161,9 @@ bool cpu_has_vnni() {
 namespace {
 
 constexpr Kernels table(DotRows dot_q8_0, DotRows dot_q4_0) {
-    return { "avx512",
-             axpy<F32, float>,
-             axpy<F16, uint16_t>,
-             axpy<BF16, uint16_t>,
-             axpy_q8_0,
-             axpy_q4_0,
-             accumulate,
-             avx512_add_codes,
-             fma_silu,
-             avx512_dot_f16,
-             dot_q8_0,
+    return { "avx512",    axpy<F32, float>, axpy<F16, uint16_t>, axpy<BF16, uint16_t>,
+             axpy_q8_0,   axpy_q4_0,        accumulate,          avx512_add_codes,
+             list_marked, fma_silu,         avx512_dot_f16,      dot_q8_0,
              dot_q4_0 };
 }
 

@@ -141,7 +141,7 @@ void add_codes(const CodeBlock & block, float * acc, size_t ld, size_t n) {
 
 } // namespace
 
-const Kernels neon_kernels = { "neon",     axpy_f32,  axpy_f16,    axpy_bf16, axpy_q8_0, axpy_q4_0,
-                               accumulate, add_codes, scalar_silu, nullptr,   nullptr,   nullptr };
+const Kernels neon_kernels = { "neon",    axpy_f32,           axpy_f16,    axpy_bf16, axpy_q8_0, axpy_q4_0, accumulate,
+                               add_codes, scalar_list_marked, scalar_silu, nullptr,   nullptr,   nullptr };
 
 } // namespace gguf_flash

@@ -60,7 +60,18 @@ void accumulate(const float * w, size_t ld, const float * a, size_t n_rows, floa
 
 } // namespace
 
-const Kernels scalar_kernels = { "scalar",   axpy_f32,         axpy_f16,    axpy_bf16, axpy_q8_0, axpy_q4_0,
-                                 accumulate, scalar_add_codes, scalar_silu, nullptr,   nullptr,   nullptr };
+// Without branches: which neurons are marked is nothing that a processor predicts.
+size_t scalar_list_marked(const uint32_t * marks, size_t n, uint32_t * out) {
+    size_t count = 0;
+    for (size_t i = 0; i < n; ++i) {
+        out[count] = uint32_t(i);
+        count += marks[i] != 0 ? 1 : 0;
+    }
+    return count;
+}
+
+const Kernels scalar_kernels = { "scalar",  axpy_f32,   axpy_f16,         axpy_bf16,          axpy_q8_0,
+                                 axpy_q4_0, accumulate, scalar_add_codes, scalar_list_marked, scalar_silu,
+                                 nullptr,   nullptr,    nullptr };
 
 } // namespace gguf_flash

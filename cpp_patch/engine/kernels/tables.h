@@ -33,6 +33,7 @@ ExpForm ggml_exp_form();
 // The parts of the scalar table that fuse multiplication and addition (see fused.h).
 float scalar_silu(float v);
 void scalar_add_codes(const CodeBlock & block, float * acc, size_t ld, size_t n);
+size_t scalar_list_marked(const uint32_t * marks, size_t n, uint32_t * out);
 
 extern const Kernels scalar_kernels;
 #ifdef GGUF_FLASH_X86

@@ -52,6 +52,8 @@ struct Kernels {
     // For each lane l < code_lanes and column i < n, with s the sum of q[4l + r] * rows[4l + r][i] for r < 4:
     // acc[l*ld + i] = fma(scale[i] * d, s, acc[l*ld + i]). These are the lanes of ggml's vec_dot for Q8_0.
     void (*add_codes)(const CodeBlock & block, float * acc, size_t ld, size_t n);
+    // Lists the i < n whose mark is not 0, ascending; out has room for n. Returns how many.
+    size_t (*list_marked)(const uint32_t * marks, size_t n, uint32_t * out);
     // v / (1 + exp(-v)), as ggml's own graphs have it.
     float (*silu)(float v);
     // The batch's products with the sums of ggml's vec_dot as it is when built for the same instructions;
