@@ -22,7 +22,7 @@ from gguf_flash.converters.bundle import (
 )
 from gguf_flash.converters.codes import CODES, down_scales, planned_scales
 from gguf_flash.converters.dense import DenseModel, FfnLayer, find_layers
-from gguf_flash.converters.predictor import PREDICTOR_TYPES, PredictorTensors
+from gguf_flash.converters.predictor import PREDICTOR_DEFAULT, PREDICTOR_TYPES, PredictorTensors
 from gguf_flash.converters.thresholds import FindThresholds, ThresholdTensors, check_without
 from gguf_flash.converters.upstream import open_source
 from gguf_flash.errors import ArgumentError, UnsupportedError
@@ -87,8 +87,8 @@ def convert(
     ``select``: "all", "gate" to keep the deciding matrix resident, or "predictor" (the default
     when a predictor is given, else "all").
     ``predictor``: file of gguf_flash train or calibrate, made from this model.
-    ``predictor_type``: "f16", or "q8_0" of half the bytes, in layers where its blocks of 32 fit; by
-    default q8_0 if all bundles are quantized.
+    ``predictor_type``: of the predictor's matrices: "f16", "q8_0" (the default) or "q4_0"; layers
+    that its blocks of 32 do not fit have f16.
     ``down_type``: type of the transposed down rows; by default the source's if it is a float type,
     "i8" for Q8_0 (its codes, with the scales resident), F16 for every other.
     ``activation``: overrides what the model says ("relu").
@@ -117,7 +117,7 @@ def convert(
         if predictor is not None:
             task.predictor = PredictorTensors.open(predictor, _layer_sizes(task))
             task.predictor.check_model(dense.sha256(), _quantized_from(src, outtype))
-            _quantize_predictor(task, predictor_type)
+            task.predictor.quantize(predictor_type or PREDICTOR_DEFAULT)
         numbers = [p.ffn.layer for p in task.plans]
         cuts, told, task.thresholds = _found(numbers, dense, threshold, activation, sparsify)
         task.resident = _without_replaced(task.resident, threshold)
@@ -285,12 +285,6 @@ def _layer_sizes(task: _Task) -> tuple[dict[int, int], int]:
     """n_ff of each bundled layer, and n_embd."""
     sizes = {p.ffn.layer: p.ffn.n_ff for p in task.plans}
     return sizes, task.plans[0].ffn.down.shape[1]
-
-
-def _quantize_predictor(task: _Task, kind: str | None) -> None:
-    quantized = not any(part.type.is_float for plan in task.plans for part in plan.parts)
-    if task.predictor is not None and (kind == "q8_0" or (kind is None and quantized)):
-        task.predictor.quantize()
 
 
 def _quantized_from(src: Path, outtype: str | None) -> str:

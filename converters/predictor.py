@@ -17,10 +17,11 @@ from gguf_flash.format.predictor import RATES, predictor_names
 from gguf_flash.format.writer import PlannedTensor
 from gguf_flash.predictor.file import Predictor, PredictorLayer
 
-__all__ = ["PREDICTOR_TYPES", "PredictorTensors"]
+__all__ = ["PREDICTOR_DEFAULT", "PREDICTOR_TYPES", "PredictorTensors"]
 
-_F32, _F16, _Q8_0 = TYPES[0], TYPES[1], TYPES[8]
-PREDICTOR_TYPES = (_F16.name.lower(), _Q8_0.name.lower())
+_F32, _F16 = TYPES[0], TYPES[1]
+PREDICTOR_TYPES = {kind.name.lower(): kind for kind in (_F16, TYPES[8], TYPES[2])}
+PREDICTOR_DEFAULT = "q8_0"  # its roundings are far below a predictor's own errors; q4_0's are not
 
 
 class PredictorTensors:
@@ -39,11 +40,12 @@ class PredictorTensors:
         """Read ``path`` for a model with ``sizes``: n_ff of each layer, and n_embd."""
         return cls(Predictor.open(path), sizes)
 
-    def quantize(self) -> None:
-        """Write A and B as Q8_0, half of F16's bytes, in each layer where blocks of 32 fit."""
+    def quantize(self, kind: str) -> None:
+        """Write A and B as one of ``PREDICTOR_TYPES``, in each layer where its blocks fit."""
+        chosen = PREDICTOR_TYPES[kind]
         for p in self._layers:
-            if p.rank % 32 == 0 and p.n_embd % 32 == 0:
-                self.types[p.layer] = _Q8_0
+            if p.rank % chosen.block == 0 and p.n_embd % chosen.block == 0:
+                self.types[p.layer] = chosen
 
     def check_model(self, digest: str, also: str = "") -> None:
         """Raise PredictorError unless it was trained on the model with one of these sha256."""
