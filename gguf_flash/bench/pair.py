@@ -19,7 +19,7 @@ from gguf_flash.sizes import format_size, parse_size
 
 __all__ = ["RESERVE", "STOCK_ARMS", "Pair", "Plan", "all_neurons", "whole_mib"]
 
-RESERVE = 48 << 20  # of a limit, for what --ram does not count (memory.BASE_BYTES), and page tables
+RESERVE = 32 << 20  # of a limit, for what --ram does not count (memory.BASE_BYTES)
 STOCK_ARMS = ("mmap", "ram")  # of unpatched llama.cpp; all others are ours
 Settings = Mapping[str, int | str | None]  # as gguf_flash.settings has them
 
