@@ -189,13 +189,31 @@ void fuzz_dots(Input & in, bool tame) {
     require_same(expected, found, "dot_rows", kernels());
 }
 
+void fuzz_marked(Input & in, bool few) {
+    std::vector<uint32_t> marks(in.take<uint16_t>() % 300);
+    for (uint32_t & mark : marks) {
+        mark = few && in.take<uint8_t>() % 8 != 0 ? 0 : in.take<uint32_t>();
+    }
+    std::vector<uint32_t> expected(marks.size());
+    expected.resize(available_kernels()[0]->list_marked(marks.data(), marks.size(), expected.data()));
+    for (const Kernels * table : available_kernels()) {
+        std::vector<uint32_t> found(marks.size());
+        found.resize(table->list_marked(marks.data(), marks.size(), found.data()));
+        if (found != expected) {
+            std::fprintf(stderr, "list_marked of table %s lists %zu of %zu marks, %zu expected\n", table->name,
+                         found.size(), marks.size(), expected.size());
+            std::abort();
+        }
+    }
+}
+
 } // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
-    static constexpr void (*kinds[])(Input &, bool) = { fuzz_axpy, fuzz_accumulate, fuzz_codes,
-                                                        fuzz_silu, fuzz_row,        fuzz_dots };
+    static constexpr void (*kinds[])(Input &, bool) = { fuzz_axpy, fuzz_accumulate, fuzz_codes, fuzz_silu,
+                                                        fuzz_row,  fuzz_dots,       fuzz_marked };
     Input in(data, size);
     const uint8_t kind = in.take<uint8_t>();
-    kinds[kind % 6](in, (kind & 0x80) != 0);
+    kinds[kind % 7](in, (kind & 0x80) != 0);
     return 0;
 }
