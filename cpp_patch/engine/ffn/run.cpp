@@ -225,7 +225,7 @@ void FfnRun::run_waves() {
             session().wave_end = plan_wave(first);
             mem_ns_ += since(t);
             submit_misses();
-            if (first == 0) {
+            if (session().wave_end == n) { // before, the next layer's reads would delay the next wave's
                 look_ahead();
             }
             state_.counters.waves += session().wave_end < n;
