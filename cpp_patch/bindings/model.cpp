@@ -43,7 +43,7 @@ py::dict settings_dict(const Settings & s) {
     py::dict d;
     d["window"] = s.window;
     d["policy"] = s.policy == Policy::budget ? "budget" : s.policy == Policy::window ? "window" : "score";
-    d["depth"] = s.depth;
+    d["depth"] = s.depth != 0 ? py::object(py::int_(s.depth)) : py::none();
     d["lookahead"] = s.lookahead ? "on" : "off";
     d["watch"] = s.watch ? "on" : "off";
     d["gap"] = s.gap;

@@ -103,7 +103,11 @@ engine_options = together(
         type=click.Choice(READERS),
         help="How the SSD is read [default: auto].",
     ),
-    click.option("--depth", type=click.IntRange(1, 4096), help="Reads in flight [default: 32]."),
+    click.option(
+        "--depth",
+        type=click.IntRange(1, 4096),
+        help="Reads in flight [default: 512 by io_uring, 32 by pread].",
+    ),
     click.option(
         "--prefill",
         type=click.Choice(PREFILLS),

@@ -9,8 +9,12 @@ struct Way {
     int threads = 1;
 
     SettingList settings() const {
-        return { { "ram", ram },         { "reader", reader }, { "window", window }, { "policy", policy },
-                 { "prefill", prefill }, { "depth", depth },   { "faults", faults } };
+        SettingList all = { { "ram", ram },       { "reader", reader },   { "window", window },
+                            { "policy", policy }, { "prefill", prefill }, { "faults", faults } };
+        if (depth != "auto") {
+            all.push_back({ "depth", depth });
+        }
+        return all;
     }
     std::string text() const {
         return ram + " " + reader + " window " + window + " " + policy + " " + prefill + " depth " + depth +
@@ -24,7 +28,7 @@ struct Choices {
     std::vector<std::string> windows = { "1", "5", "50" };
     std::vector<std::string> policies = { "budget", "window" };
     std::vector<std::string> prefills = { "auto", "select", "stream" };
-    std::vector<std::string> depths = { "1", "4", "32" };
+    std::vector<std::string> depths = { "1", "4", "32", "auto" };
     std::vector<std::string> faults = { "", "short:3,again:5" };
     std::vector<int> threads = { 1, 2, 3, 4 };
 

@@ -63,10 +63,10 @@ uint64_t Model::call_bytes(uint32_t n_tokens, uint32_t threads) const {
         std::any_of(layout_.layers.begin(), layout_.layers.end(), [](const LayerLayout & l) { return l.has_codes(); });
     const uint64_t h = tokens * wave * sizeof(float);
     uint64_t bytes = stream_buffers * stream_piece_ + neuron_bytes * n_ff + ring_bytes;
-    bytes += uint64_t(settings_.depth) * (thread_bytes + settings_.gap); // where pread's threads read gaps to
-    bytes += (layout_.architecture == "bitnet" ? 2 : 1) * h;             // its norm needs their squares, too
-    bytes += 2 * tokens * layout_.n_embd * sizeof(float);                // x for gate and up, at most as floats
-    bytes += threads * (uint64_t(128) << 10);                            // rows as floats
+    bytes += uint64_t(settings_.threads()) * (thread_bytes + settings_.gap); // where pread's threads read gaps to
+    bytes += (layout_.architecture == "bitnet" ? 2 : 1) * h;                 // its norm needs their squares, too
+    bytes += 2 * tokens * layout_.n_embd * sizeof(float);                    // x for gate and up, at most as floats
+    bytes += threads * (uint64_t(128) << 10);                                // rows as floats
     bytes += threads * (together_neurons * tokens + dot_rows_scratch(layout_.n_embd)) * sizeof(float);
     if (codes) {
         bytes += tokens * code_lanes * layout_.n_embd * sizeof(float);

@@ -13,13 +13,8 @@ namespace gguf_flash {
 
 namespace {
 
-// Readers with scratch kept for the next call; more exist only while more calls run at once.
-constexpr size_t kept_sessions = 2;
-
 // Of a slot, beside its bundle and the lists of NeuronCache: those of LayerState.
 constexpr uint64_t slot_lists = sizeof(Arrival) + sizeof(uint32_t) + sizeof(ReadRun);
-
-constexpr int ahead_depth = 512; // a layer of misses: nobody hands on the next while attention computes
 
 } // namespace
 
@@ -82,19 +77,6 @@ uint64_t stream_chunk_bytes(const LayerLayout & layout) {
     const uint64_t bytes = std::min(stream_limit, layout.stride * layout.n_ff / (2 * stream_buffers));
     const uint64_t unit = layout.has_codes() ? code_block : 1, neurons = bytes / layout.stride / unit * unit;
     return std::max(neurons, unit) * layout.stride;
-}
-
-Model::Model() {
-    sessions_.reserve(kept_sessions); // giving one back must not fail
-}
-
-Model::~Model() {
-    watcher_.reset(); // before what it watches goes
-    for (std::unique_ptr<Session> & session : sessions_) {
-        if (session->pid != getpid()) {
-            session.release(); // as in borrow(): in a fork's child there are no threads to join
-        }
-    }
 }
 
 Result<std::shared_ptr<Model>> Model::open(const std::vector<std::string> & paths, const std::string & label,
@@ -249,21 +231,6 @@ Status Model::allocate(size_t index, uint32_t n_slots) {
     return read_thresholds(layout_, l, label_, state.thresholds);
 }
 
-// Reads ahead need more in flight than a call's own: nobody hands on the next while attention computes.
-Status Model::prepare_ahead() {
-    if (!settings_.lookahead || layout_.select != Select::predictor || layers_.size() < 2) {
-        return {};
-    }
-    const bool pool = reader_name_.rfind("io_uring", 0) != 0; // its threads go on by themselves
-    Result<std::unique_ptr<Reader>> reader =
-        make_reader(settings_.reader, pool ? settings_.depth : std::max(settings_.depth, ahead_depth), faults_);
-    if (!reader.ok()) {
-        return reader.status();
-    }
-    ahead_ = std::make_unique<Ahead>(std::move(reader.value()));
-    return {};
-}
-
 Status Model::check_files() const {
     for (size_t i = 0; i < files_.size(); ++i) {
         Status status = files_[i]->check(layout_.stamps[i]);
@@ -318,50 +285,6 @@ void Model::set_last_error(const Status & status) {
 Status Model::take_last_error() {
     std::lock_guard<std::mutex> lock(mutex_);
     return std::exchange(last_error_, Status());
-}
-
-Result<std::unique_ptr<Session>> Model::borrow() {
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        while (!sessions_.empty()) {
-            std::unique_ptr<Session> session = std::move(sessions_.back());
-            sessions_.pop_back();
-            if (session->pid == getpid()) {
-                return session;
-            }
-            session.release(); // its threads and ring are the parent's; ending them here would hang
-        }
-    }
-    Result<std::unique_ptr<Reader>> reader = make_reader(settings_.reader, settings_.depth, faults_);
-    if (!reader.ok()) {
-        return reader.status();
-    }
-    std::unique_ptr<Session> session(new Session(std::move(reader.value())));
-    // A session beyond those that are kept serves one call: registering would cost more than it saves.
-    session->enlists = enlisted_.fetch_add(1) < kept_sessions;
-    session->enlisted = std::shared_ptr<void>(nullptr, [this](void *) { --enlisted_; });
-    return session;
-}
-
-void Model::drop_sessions() {
-    std::unique_ptr<Session> dropped[kept_sessions]; // destroyed without the lock: a reader waits for its threads
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (std::unique_ptr<Session> & session : dropped) {
-        if (!sessions_.empty()) {
-            session = std::move(sessions_.back());
-            sessions_.pop_back();
-            if (session->pid != getpid()) {
-                session.release(); // as in borrow()
-            }
-        }
-    }
-}
-
-void Model::give_back(std::unique_ptr<Session> session) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (sessions_.size() < kept_sessions) {
-        sessions_.push_back(std::move(session));
-    }
 }
 
 namespace {

@@ -31,7 +31,7 @@ struct Settings {
     uint32_t window = 5;    // tokens, for Policy::window
     Policy policy = Policy::budget;
     ReaderKind reader = ReaderKind::automatic;
-    int depth = 32;          // reads in flight
+    int depth = 0;           // reads in flight; 0: all that a layer misses in a ring, some threads in a pool
     bool lookahead = true;   // read the next layer's neurons before its call, where its predictor can tell
     uint64_t gap = 12 << 10; // bytes between two bundles that are read through to save a request
     Prefill prefill = Prefill::automatic;
@@ -47,6 +47,8 @@ struct Settings {
     // Takes every GGUF_FLASH_<NAME> that is set and not empty.
     Status set_from_environment();
     static const std::vector<std::string> & names();
+    // Of a pool of readers.
+    int threads() const { return depth != 0 ? depth : pool_depth; }
 };
 
 struct Counters {
@@ -191,6 +193,7 @@ private:
     Status allocate();
     Status allocate(size_t index, uint32_t n_slots);
     Status prepare_ahead();
+    Result<std::unique_ptr<Reader>> new_reader(int in_ring, int in_pool) const;
 
     // budget.cpp and resize.cpp, with budget_mutex_ held
     void choose(const Settings & settings);
