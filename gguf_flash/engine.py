@@ -37,7 +37,7 @@ def open_model(
         policy: "budget" (default, evict the longest unused when room is needed), "window" (the
             paper's), or "score" (evict what scored lowest of late; reads a little less).
         reader: "auto" (default), "io_uring" or "pread".
-        depth: reads in flight (512 by io_uring, 32 by pread).
+        depth: reads in flight (224 by io_uring, 32 by pread).
         prefill: how many tokens at once read a layer: "select", "stream", or "auto" (default).
         threshold: activation values up to it count as zero; None takes the file's.
         activation: "relu", "relu_sqr", "silu", "gelu", "gelu_erf", "drelu"; None takes the file's.

@@ -93,7 +93,7 @@ class FlashLlama(llama_cpp.Llama):
         window: tokens whose neurons stay cached under policy "window" (5).
         policy: "budget" (default), "score" or "window".
         reader: "auto" (default), "io_uring" or "pread".
-        depth: reads in flight (512 by io_uring, 32 by pread).
+        depth: reads in flight (224 by io_uring, 32 by pread).
         prefill: how a prompt reads a layer; "auto" (default) goes by what is missing.
         lookahead: "on" (default) reads for the next layer before its turn, "off" does not.
         threads: for text and prompt; None takes llama-cpp-python's choice.

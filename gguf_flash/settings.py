@@ -32,7 +32,7 @@ class Settings:
     window: tokens whose neurons stay cached under policy "window".
     policy: "budget", "window" or "score".
     reader: "auto", "io_uring" or "pread".
-    depth: reads in flight; None: 512 by io_uring, 32 by pread.
+    depth: reads in flight; None: 224 by io_uring, 32 by pread.
     prefill: how a prompt reads a layer: "select" neurons, "stream" it whole, or "auto".
     lookahead: "on" or "off": read what the next layer will probably select before its turn, where
         a predictor can tell.

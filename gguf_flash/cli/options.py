@@ -106,7 +106,7 @@ engine_options = together(
     click.option(
         "--depth",
         type=click.IntRange(1, 4096),
-        help="Reads in flight [default: 512 by io_uring, 32 by pread].",
+        help="Reads in flight [default: 224 by io_uring, 32 by pread].",
     ),
     click.option(
         "--prefill",

@@ -13,7 +13,11 @@ struct Ahead::Piece {
     LayerState * state = nullptr;
 };
 
-Ahead::Ahead(std::unique_ptr<Reader> reader) : reader_(std::move(reader)) {}
+Ahead::Ahead(std::unique_ptr<Reader> reader) : reader_(std::move(reader)) {
+    if (std::string(reader_->name()) == "io_uring") {
+        feeder_ = std::make_unique<Feeder>([this] { return feed(); });
+    }
+}
 
 Ahead::~Ahead() {
     if (pid_ != getpid()) {
@@ -38,6 +42,16 @@ void Ahead::read(LayerState & state, const std::vector<uint32_t> & neurons) {
         }
     }
     reader_->flush();
+    if (feeder_ != nullptr) {
+        feeder_->wake();
+    }
+}
+
+// Whether something is still under way.
+bool Ahead::feed() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    collect(false);
+    return in_flight_ > 0;
 }
 
 // False where there is no memory for it.

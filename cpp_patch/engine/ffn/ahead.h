@@ -1,6 +1,7 @@
 // Private to ffn/: reads that are under way before the call that needs them.
 #pragma once
 
+#include "feeder.h"
 #include "gguf_flash/reader.h"
 
 #include <unistd.h>
@@ -39,6 +40,7 @@ private:
     Piece & spare_piece();
     void collect(bool wait);
     void finish(Piece & piece, bool ok);
+    bool feed();
     void leave_parent();
 
     std::mutex mutex_; // guards all below, and LayerState::arrived
@@ -46,7 +48,8 @@ private:
     std::vector<std::unique_ptr<Piece>> pieces_;
     std::vector<Piece *> spare_;
     size_t in_flight_ = 0;
-    std::unique_ptr<Reader> reader_; // last: it may still write when it goes
+    std::unique_ptr<Reader> reader_; // it may still write when it goes
+    std::unique_ptr<Feeder> feeder_; // of a ring, which hands nothing on by itself; the first to go
 };
 
 } // namespace gguf_flash

@@ -50,7 +50,7 @@ uint64_t Model::fixed_bytes() const {
         bytes += NeuronCache::bytes(l.n_ff, settings_.policy);
     }
     if (settings_.lookahead && layout_.select == Select::predictor) {
-        bytes += piece_bytes * most_neurons(layout_);
+        bytes += piece_bytes * most_neurons(layout_) + thread_bytes; // and the feeder's stack
     }
     return bytes;
 }

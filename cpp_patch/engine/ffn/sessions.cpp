@@ -37,7 +37,7 @@ Result<std::unique_ptr<Reader>> Model::new_reader(int in_ring, int in_pool) cons
     return make_reader(ReaderKind::pread, in_pool, faults_);
 }
 
-// A ring needs a layer's misses in flight: nobody hands on the next while attention computes.
+// A ring is kept as full as may be: few reads would be done before attention is.
 Status Model::prepare_ahead() {
     if (!settings_.lookahead || layout_.select != Select::predictor || layers_.size() < 2) {
         return {};

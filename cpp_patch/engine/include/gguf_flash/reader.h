@@ -120,9 +120,10 @@ public:
     virtual size_t wait(ReadOp ** done, size_t max) = 0;
 };
 
-// Reads in flight, where nobody says how many: a layer's misses, for those that wait inside are overtaken
-// by what is read ahead; a thread each.
-constexpr int ring_depth = 512, pool_depth = 32;
+// Reads in flight, where nobody says how many. In a ring nearly the 256 requests that Linux has for a disk,
+// beyond which submitting blocks; fewer, and those that wait inside are overtaken by what is read ahead. In
+// a pool a thread each.
+constexpr int ring_depth = 224, pool_depth = 32;
 
 enum class ReaderKind { automatic, io_uring, pread };
 Result<ReaderKind> parse_reader(const std::string & name); // "auto", "io_uring", "pread"
