@@ -144,13 +144,13 @@ class SmallOpt:
         return path
 
     def flash(self, select: str) -> Path:
-        """Converted; with select "predictor" by the trained predictor."""
+        """Converted; with select "predictor" by the trained predictor, which is not rounded."""
         from gguf_flash.converters import convert
 
-        given = self.predictor if select == "predictor" else None
-        return self._once(
-            f"{select}.gguf", lambda p: convert(self.dense, p, select=select, predictor=given)
-        )
+        given: dict[str, Any] = {"select": select}
+        if select == "predictor":
+            given.update(predictor=self.predictor, predictor_type="f16")
+        return self._once(f"{select}.gguf", lambda p: convert(self.dense, p, **given))
 
     def recording(self) -> Path:
         """16 windows of 256 tokens of english.txt, which the predictors have never seen."""

@@ -47,11 +47,11 @@ VARIABLE = "GGUF_FLASH_PREDICTOR_THRESHOLD"
 
 
 def make(folder: Path, tensors: Any, **form: Any) -> tuple[Path, Path]:
-    """A dense model and the flash-GGUF that selects by a predictor made of `tensors`."""
+    """A dense model, and the flash-GGUF that selects by `tensors` as a predictor, not rounded."""
     options: dict[str, Any] = {"n_ff": N_FF, "n_ctx": 64, "type": "F16", **form}
     dense = make_dense(folder / "dense.gguf", **options)
     trained = saved(predictor_of(dense, tensors), folder / "predictor.safetensors")
-    convert(dense, folder / "flash.gguf", predictor=trained)
+    convert(dense, folder / "flash.gguf", predictor=trained, predictor_type="f16")
     return dense, folder / "flash.gguf"
 
 
