@@ -27,7 +27,7 @@ def check(
     from gguf_flash import _core
     from gguf_flash.bench.arms import Arm, Work, run_arm
 
-    path = str(planner.facts.layout.path.resolve())  # the run has a working directory of its own
+    path = str(planner.facts.layout.path.absolute())  # the run has a working directory of its own
     # The cache of this RAM with the plan's context; that of the run may be of another size.
     share = f"{100 * (ram_bytes - planner.facts.fixed) / planner.facts.all_slots:.6f}%"
     settings = {

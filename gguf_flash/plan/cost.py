@@ -49,7 +49,7 @@ class Costs:
 # With a predictor the next layer's reads are under way while attention computes. Fitted to planted
 # OPT-6.7B on two cores, as is neuron_s and request_s: F16 in 6.4, 7.7 and 9.4 GB, Q4_0 in 1.8, 2.4
 # and 3.0 GB; README.md has what it then says of each.
-LOOKING_AHEAD = Costs(sweep_share=0.8, ffn_overlap=0.9, sweep_overlap=0.9, depth=128)
+LOOKING_AHEAD = Costs(sweep_share=0.8, ffn_overlap=0.9, sweep_overlap=0.9, depth=64)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ bool reaches(const std::atomic<int> & count, int n) {
 TEST_CASE("feeder: feeds while there is more, sleeps, and no wake is lost") {
     std::atomic<int> left{ 0 }, fed{ 0 };
     Feeder feeder([&] {
-        ++fed;
-        return --left > 0;
+        const bool more = --left > 0;
+        ++fed; // last: the test goes on when it sees it
+        return more;
     });
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     CHECK(fed == 0); // nobody has woken it

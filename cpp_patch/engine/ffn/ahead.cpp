@@ -49,7 +49,10 @@ void Ahead::read(LayerState & state, const std::vector<uint32_t> & neurons) {
 
 // Whether something is still under way.
 bool Ahead::feed() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (!lock) { // whoever has it feeds the ring, too, or waits for a disk: no fork may wait for that
+        return true;
+    }
     collect(false);
     return in_flight_ > 0;
 }
