@@ -82,7 +82,7 @@ def _take_activation(options: dict[str, Any]) -> None:
     "--predictor-type",
     type=click.Choice(["f16", "q8_0", "q4_0"]),
     help="Of the predictors' matrices; f16 in layers that blocks of 32 do not fit. q4_0 takes half"
-    " of q8_0's RAM, and selects a little worse  [default: q8_0].",
+    " of q8_0's RAM, and selects a little worse [default: q8_0].",
 )
 @click.option(
     "--down-type",
