@@ -26,23 +26,13 @@ Model::~Model() {
     }
 }
 
-// With so many reads in flight, whichever it is.
-Result<std::unique_ptr<Reader>> Model::new_reader(int in_ring, int in_pool) const {
-    if (settings_.reader != ReaderKind::pread) {
-        Result<std::unique_ptr<Reader>> ring = make_reader(ReaderKind::io_uring, in_ring, faults_);
-        if (ring.ok() || settings_.reader == ReaderKind::io_uring) {
-            return ring;
-        }
-    }
-    return make_reader(ReaderKind::pread, in_pool, faults_);
-}
-
 // A ring is kept as full as may be: few reads would be done before attention is.
 Status Model::prepare_ahead() {
     if (!settings_.lookahead || layout_.select != Select::predictor || layers_.size() < 2) {
         return {};
     }
-    Result<std::unique_ptr<Reader>> reader = new_reader(std::max(settings_.depth, ring_depth), settings_.threads());
+    Result<std::unique_ptr<Reader>> reader =
+        make_reader(settings_.reader, { std::max(settings_.depth, ring_depth), settings_.threads() }, faults_);
     if (!reader.ok()) {
         return reader.status();
     }
@@ -62,8 +52,8 @@ Result<std::unique_ptr<Session>> Model::borrow() {
             session.release(); // its threads and ring are the parent's; ending them here would hang
         }
     }
-    Result<std::unique_ptr<Reader>> reader =
-        new_reader(settings_.depth != 0 ? settings_.depth : ring_depth, settings_.threads());
+    Result<std::unique_ptr<Reader>> reader = make_reader(
+        settings_.reader, { settings_.depth != 0 ? settings_.depth : ring_depth, settings_.threads() }, faults_);
     if (!reader.ok()) {
         return reader.status();
     }

@@ -116,19 +116,21 @@ Result<ReaderKind> parse_reader(const std::string & name) {
     return Status(Code::argument, "unknown reader '" + name + "'; use auto, io_uring or pread");
 }
 
-static Result<std::unique_ptr<Reader>> make_plain_reader(ReaderKind kind, int depth,
+static Result<std::unique_ptr<Reader>> make_plain_reader(ReaderKind kind, Depth depth,
                                                          const std::shared_ptr<FaultPlan> & faults) {
     if (kind == ReaderKind::pread) {
-        return make_pread_reader(depth, faults);
+        return make_pread_reader(depth.pool, faults);
     }
     const int denied = faults ? faults->uring_error() : 0;
-    Result<std::unique_ptr<Reader>> uring = denied != 0 ? no_uring(denied) : make_uring_reader(depth, faults);
-    return uring.ok() || kind == ReaderKind::io_uring ? std::move(uring) : make_pread_reader(depth, faults);
+    Result<std::unique_ptr<Reader>> uring = denied != 0 ? no_uring(denied) : make_uring_reader(depth.ring, faults);
+    return uring.ok() || kind == ReaderKind::io_uring ? std::move(uring) : make_pread_reader(depth.pool, faults);
 }
 
-Result<std::unique_ptr<Reader>> make_reader(ReaderKind kind, int depth, std::shared_ptr<FaultPlan> faults) {
-    if (depth < 1 || depth > 4096) {
-        return Status(Code::argument, "a read depth from 1 to 4096 expected, found " + std::to_string(depth));
+Result<std::unique_ptr<Reader>> make_reader(ReaderKind kind, Depth depth, std::shared_ptr<FaultPlan> faults) {
+    for (int n : { depth.ring, depth.pool }) {
+        if (n < 1 || n > 4096) {
+            return Status(Code::argument, "a read depth from 1 to 4096 expected, found " + std::to_string(n));
+        }
     }
     Result<std::unique_ptr<Reader>> reader = make_plain_reader(kind, depth, faults);
     if (reader.ok() && faults && faults->reorder() > 1) {

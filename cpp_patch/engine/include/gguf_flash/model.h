@@ -193,7 +193,6 @@ private:
     Status allocate();
     Status allocate(size_t index, uint32_t n_slots);
     Status prepare_ahead();
-    Result<std::unique_ptr<Reader>> new_reader(int in_ring, int in_pool) const;
 
     // budget.cpp and resize.cpp, with budget_mutex_ held
     void choose(const Settings & settings);

@@ -125,11 +125,18 @@ public:
 // a pool a thread each.
 constexpr int ring_depth = 224, pool_depth = 32;
 
+// Reads in flight by io_uring and by pread, for who does not know which it will be.
+struct Depth {
+    Depth(int both) : ring(both), pool(both) {}
+    Depth(int in_ring, int in_pool) : ring(in_ring), pool(in_pool) {}
+    int ring, pool;
+};
+
 enum class ReaderKind { automatic, io_uring, pread };
 Result<ReaderKind> parse_reader(const std::string & name); // "auto", "io_uring", "pread"
 
 // faults may be null. automatic takes io_uring where the kernel allows it, else the pread pool.
-Result<std::unique_ptr<Reader>> make_reader(ReaderKind kind, int depth, std::shared_ptr<FaultPlan> faults);
+Result<std::unique_ptr<Reader>> make_reader(ReaderKind kind, Depth depth, std::shared_ptr<FaultPlan> faults);
 
 // Empty if io_uring works in this process, else why not.
 std::string io_uring_problem();
